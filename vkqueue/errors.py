@@ -162,3 +162,16 @@ def from_wire(wire: Mapping[str, Any]) -> VkqueueError:
     if error.code != code:
         error.code = code  # type: ignore[misc]  # a newer daemon's code, kept for the caller to see
     return error
+
+
+def brief(value: object) -> str:
+    """A value for an error message: short whatever its size (a bin is named by its length, not printed)."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"a bin of {len(value)} bytes"
+    if isinstance(value, str):
+        return repr(value) if len(value) <= 60 else f"a string of {len(value)} characters"
+    if isinstance(value, (list, tuple)):
+        return f"a list of {len(value)}" if len(value) > 4 else "[" + ", ".join(map(brief, value)) + "]"
+    if isinstance(value, dict):
+        return f"a map of {len(value)}"
+    return repr(value) if isinstance(value, (int, float, bool, type(None))) else f"a {type(value).__name__}"
