@@ -30,7 +30,7 @@ COPY = 4
 """token: one read range and one write range of equal size on different buffers or disjoint ranges."""
 CREATE = 5
 """target: the new buffer's id; token: one write range over all of it (none when the size is 0);
-payload: (size, bytes-like or None). Without bytes the buffer is zero."""
+grid: the client's handle, for the answer; payload: (size, bytes-like or None). Without bytes the buffer is zero."""
 
 # Places of a row. The session id is opaque to everything below the daemon but for isolation: transient
 # memory of two sessions is never shared where the device cannot bound accesses by the descriptor's range.

@@ -167,3 +167,8 @@ class ScalarPacker:
             extra = next((k for k in values if k not in known), "?")
             raise InvalidError(f"{self.what}: no member is called {extra!r}; the members are {self._describe()}")
         return flat
+
+
+def pack_value(type_: str, value: Any) -> bytes:
+    """One scalar that `value_error` found good, as little-endian bytes."""
+    return struct.pack("<" + _FORMATS[type_], value)

@@ -1,0 +1,433 @@
+"""One device as the loop sees it: its queue of rows, its batches in flight, its kernels, its worker thread.
+
+    row → scheduler → (batcher says when) → stream → Batch → thread … Completion → answers
+
+Decisions are the pure parts' (`jobs`); this file carries them out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vkqueue.errors import DeviceLostError, ShuttingDownError, UnsupportedError, VkqueueError
+from vkqueue.jobs.batcher import Batcher, Close, Wait
+from vkqueue.jobs.scheduler import Scheduler
+from vkqueue.jobs.stream import Stream
+from vkqueue.kernels.plan import Plan
+from vkqueue.kernels.requirements import unsupported
+from vkqueue.model import (
+    CREATE,
+    DISPATCH,
+    READ,
+    ROW_MSGID,
+    ROW_OP,
+    ROW_PAYLOAD,
+    ROW_SESSION,
+    ROW_TARGET,
+    Batch,
+    Completion,
+    DeviceInfo,
+    PipelineBuilt,
+    PipelineSpec,
+    Release,
+    Row,
+)  # fmt: skip
+from vkqueue.wire.codec import pack
+
+if TYPE_CHECKING:
+    from vkqueue.daemon.modules import Code, DeviceKernel, SpecKey
+    from vkqueue.daemon.service import Service
+    from vkqueue.daemon.session import Session
+    from vkqueue.worker.thread import DeviceThread
+
+log = logging.getLogger("vkqueue.jobs")
+
+FREE = 6
+"""A buffer's release as a row (target: its id, payload: its size): it waits its turn behind what uses the buffer,
+and never reaches the stream."""
+
+_EMPTY = pack({})
+_NO_OUTPUTS = pack({"outputs": []})
+
+
+class Device:
+    """Loop-side state of a device. `generation` counts up each time the device is lost."""
+
+    def __init__(self, service: Service, index: int, start: Callable[[Callable[[list[Any]], None]], DeviceThread]) -> None:
+        self.service = service
+        self.index = index
+        self.generation = 0
+        self.info: DeviceInfo | None = None
+        self.kernels: dict[tuple[str, str, SpecKey], DeviceKernel] = {}
+        self.sessions = 0
+        self.counters = {"jobs_completed": 0, "jobs_failed": 0, "batches": 0, "submits": 0, "pipelines_built": 0}
+        self.failure: VkqueueError | None = None
+        self._start = start
+        self._thread: DeviceThread | None = None
+        self._building: dict[int, DeviceKernel] = {}
+        self._in_flight: dict[int, Batch] = {}
+        self._answered: set[int] = set()
+        self._freeing: deque[tuple[int, int, int]] = deque()
+        self._frees_queued = 0
+        self._serial = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        batching, limits = service.config.batching, service.config.limits
+        self.scheduler = Scheduler(limits.max_queued_jobs)
+        self.batcher = Batcher(batching.max_batch_jobs, batching.max_batch_delay_us, batching.batches_in_flight)
+        self.stream: Stream | None = None
+
+    # Life
+
+    def open(self) -> None:
+        """Start the worker thread; `service.device_opened` follows."""
+        if self._thread is not None:
+            self._thread.request_stop()  # the device was lost: its objects end with it
+        self._thread = self._start(self._on_events)
+
+    @property
+    def working(self) -> bool:
+        return self.info is not None and self.failure is None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._in_flight or self.scheduler.queued)
+
+    def stop(self, timeout_s: float) -> None:
+        """Blocking (called off the loop): end the thread."""
+        for timer in (self._timer, self._deadline_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._thread is not None:
+            self._thread.stop(timeout_s)
+
+    def _on_events(self, events: list[Any]) -> None:
+        """One burst from the device's threads."""
+        for event in events:
+            if type(event) is Completion:
+                self._complete(event)
+            elif type(event) is PipelineBuilt:
+                self._built(event)
+            else:
+                self.service.device_event(self, event)
+        self.pump()
+        self.service.batch_done()
+
+    def opened(self, info: DeviceInfo) -> None:
+        """The worker thread has the device."""
+        self.info = info
+        self.failure = None
+        self.stream = Stream(info.max_push_descriptors, info.direct_write_max, info.direct_read_max)
+
+    def lost(self, error: VkqueueError) -> None:
+        """Fail what waits, forget what lived on the device; the service opens it anew."""
+        self.generation += 1
+        self.failure = error
+        kernels, self.kernels = self.kernels, {}
+        self._building.clear()
+        for kernel in kernels.values():
+            kernel.ready, kernel.error = False, DeviceLostError("the device was lost; send the request again")
+        for session in self.service.sessions.values():
+            session.forget_kernels(self)
+        for row in self.scheduler.drain():
+            self._fail_row(row, DeviceLostError("the device was lost before this job was submitted"))
+        for serial in list(self._in_flight):
+            batch = self._in_flight.pop(serial)
+            self._answer_batch(Completion(batch, errors=dict.fromkeys(range(len(batch.rows)), error), lost=True))
+        self._frees_queued = 0
+        self._return_memory()
+        self.batcher.reset()
+
+    # Kernels and pipelines
+
+    def kernel(self, code: Code, name: str, reflected: dict[str, Any], spec: SpecKey) -> DeviceKernel:
+        """The kernel on this device, made on first use.
+
+        Raises:
+            UnsupportedError: the device cannot run it.
+        """
+        from vkqueue.daemon.modules import DeviceKernel
+
+        key = (code.digest, name, spec)
+        kernel = self.kernels.get(key)
+        if kernel is None:
+            reason = self.unsupported(reflected)
+            if reason is not None:
+                raise UnsupportedError(f"kernel {name!r}: {reason}")
+            assert self.info is not None
+            plan = Plan(name, reflected, self.info.limits, self.service.layouts)
+            kernel = self.kernels[key] = DeviceKernel(key, code, name, plan, spec)
+        return kernel
+
+    def unsupported(self, reflected: dict[str, Any]) -> str | None:
+        """Why this device cannot run a kernel, None when it can."""
+        if self.info is None:
+            return "the device does not work at present"
+        strict = self.service.config.isolation.mode == "strict"
+        return unsupported(
+            reflected, self.info.limits, self.info.features, api_version=self.info.api_version, strict=strict
+        )
+
+    def build(self, kernel: DeviceKernel) -> None:
+        """Ask the compile thread for the kernel's pipeline, unless it is at it."""
+        if kernel.pipeline:
+            return
+        self._trim_pipelines()
+        kernel.pipeline = self.service.new_id()
+        self._building[kernel.pipeline] = kernel
+        assert self._thread is not None
+        label = f"{kernel.entry} {kernel.code.digest[:12]}"
+        self._thread.compile(
+            PipelineSpec(kernel.pipeline, kernel.plan.layout, kernel.code.spirv, kernel.entry, kernel.spec, label)
+        )
+
+    def _built(self, event: PipelineBuilt) -> None:
+        kernel = self._building.pop(event.id, None)
+        if kernel is None:  # the device was lost meanwhile
+            return
+        self.counters["pipelines_built"] += event.error is None
+        if event.error is None:
+            kernel.ready = True
+            self.scheduler.pipeline_ready(event.id)
+        else:
+            # A compiler says the same thing again for the same words; anything else may pass, so is tried again.
+            kernel.error = event.error if event.error.code in ("compile", "unsupported") else None
+            kernel.pipeline = 0
+            for row in self.scheduler.pipeline_failed(event.id):
+                self._fail_row(row, event.error)
+
+    def _trim_pipelines(self) -> None:
+        """Release the longest unused pipelines past `max_pipelines`; those that a connection counts go last."""
+        limit = self.service.config.limits.max_device_pipelines
+        ready = [k for k in self.kernels.values() if k.ready]
+        if len(ready) < limit:
+            return
+        victim = min(ready, key=lambda k: (k.users > 0, k.last_used))
+        self.evict(victim)
+
+    def evict(self, kernel: DeviceKernel) -> None:
+        """Free the kernel's pipeline once the batches posted so far are done; its next use builds it anew.
+
+        Not while a row that may name it is queued: `last_used` is the stamp of the kernel's newest row, so nothing
+        that was queued before the oldest row of the queue can need it.
+        """
+        if not kernel.ready or (self.scheduler.queued and kernel.last_used >= self.scheduler.oldest_queued_ns):
+            return
+        self.post_release(Release(pipelines=(kernel.pipeline,)))
+        kernel.pipeline, kernel.ready = 0, False
+
+    # Rows
+
+    def submit(self, row: Row, wait_for: int | None) -> None:
+        """Queue a row (admitted already); the caller pumps after its burst."""
+        self.scheduler.submit(row, row[8], wait_for)
+        if row[9] is not None and row[9].deadline_ns:
+            self._arm_deadline()
+
+    def pump(self) -> None:
+        """Close and post batches as the batcher says."""
+        if not self.working:
+            return
+        scheduler = self.scheduler
+        while scheduler.ready:
+            now = time.monotonic_ns()
+            decision = self.batcher.decide(scheduler.ready, scheduler.oldest_ns, len(self._in_flight), now)
+            if type(decision) is Close:
+                self._post(scheduler.take(decision.count, now), decision.reason, now)
+            else:
+                if type(decision) is Wait and self._timer is None:
+                    delay = max(decision.until_ns - now, 0) / 1e9
+                    self._timer = asyncio.get_running_loop().call_later(delay, self._timer_fired)
+                return
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self.pump()
+
+    def _post(self, rows: list[Row], reason: str, now: int) -> None:
+        frees: list[Row] = []
+        if self._frees_queued:
+            frees = [row for row in rows if row[ROW_OP] == FREE]
+            rows = [row for row in rows if row[ROW_OP] != FREE]
+        if rows:
+            self._serial += 1
+            assert self.stream is not None and self._thread is not None
+            batch = self.stream.make_batch(rows, self._serial, reason, now)
+            self._in_flight[self._serial] = batch
+            self._thread.post(batch)
+        if frees:
+            self._frees_queued -= len(frees)
+            self.free((row[ROW_TARGET] for row in frees), [(row[ROW_SESSION], row[ROW_PAYLOAD]) for row in frees])
+
+    def queue_free(self, row: Row) -> None:
+        """A FREE row: takes its turn behind what uses the buffer."""
+        self._frees_queued += 1
+        self.scheduler.submit(row, row[8], None)
+        self.pump()
+
+    def free(self, buffers: Any, owners: list[tuple[int, int]]) -> None:
+        """Release buffers after every batch posted so far, and give their owners the memory back then."""
+        ids = tuple(buffers)
+        if not ids:
+            return
+        if self.stream is not None:
+            self.stream.forget(ids)
+        self.post_release(Release(buffers=ids))
+        self._freeing.extend((self._serial, session, size) for session, size in owners)
+        self._return_memory()
+
+    def post_release(self, release: Release) -> None:
+        if self._thread is not None:
+            self._thread.post(release)
+
+    def _return_memory(self) -> None:
+        first = next(iter(self._in_flight), self._serial + 1)
+        while self._freeing and self._freeing[0][0] < first:
+            _, session_id, size = self._freeing.popleft()
+            session = self.service.sessions.get(session_id)
+            if session is not None:
+                session.memory_bytes -= size
+
+    # Deadlines and cancellation
+
+    def _arm_deadline(self) -> None:
+        due = self.scheduler.next_deadline_ns()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
+        if due is not None:
+            delay = max(due - time.monotonic_ns(), 0) / 1e9
+            self._deadline_timer = asyncio.get_running_loop().call_later(delay, self._expire)
+
+    def _expire(self) -> None:
+        self._deadline_timer = None
+        for row in self.scheduler.expire(time.monotonic_ns()):
+            self._fail_row(row, self.service.expired_error())
+        self._arm_deadline()
+        self.pump()
+
+    def cancel(self, session: Session, msgid: int) -> Row | None:
+        """Take a row out of the queue; None when it is not there."""
+        return self.scheduler.cancel(session.id, msgid)
+
+    def fail_queued(self) -> None:
+        """Answer `shutting_down` for every row that was not submitted."""
+        for row in self.scheduler.drain():
+            self._fail_row(row, ShuttingDownError("the daemon stopped before this job was submitted"))
+
+    def drop_session(self, session: Session) -> None:
+        """The connection is gone: forget its queued rows; running ones finish unseen."""
+        rows = self.scheduler.remove_session(session.id)
+        self._frees_queued -= sum(row[ROW_OP] == FREE for row in rows)
+        self.pump()
+
+    # Answers
+
+    def _fail_row(self, row: Row, error: VkqueueError) -> None:
+        session = self.service.sessions.get(row[ROW_SESSION])
+        if row[ROW_OP] == FREE:  # the device is lost or the daemon stops: the memory is gone either way
+            self._frees_queued -= 1
+            if session is not None:
+                session.memory_bytes -= row[ROW_PAYLOAD]
+            return
+        self.counters["jobs_failed"] += 1
+        if session is not None:
+            self.service.job_failed(session, row, error)
+
+    def _complete(self, completion: Completion) -> None:
+        batch = completion.batch
+        serial = batch.serial
+        if completion.final:
+            if self._in_flight.pop(serial, None) is None:  # answered when the device was lost
+                return
+            assert self.stream is not None
+            if completion.lost or len(completion.errors) == len(batch.rows):
+                self.stream.reset()
+            self.stream.completed(serial)
+            self.counters["batches"] += 1
+            self.counters["submits"] += completion.submits
+        if serial not in self._answered:
+            self._answer_batch(completion)
+        if completion.final:
+            self._answered.discard(serial)
+            self._return_memory()
+        else:
+            self._answered.add(serial)
+
+    def _answer_batch(self, completion: Completion) -> None:
+        """One pass over the rows: each gets its one answer; each connection is woken once."""
+        sessions = self.service.sessions
+        errors, results = completion.errors, completion.results
+        special = bool(errors or results)
+        woken: Session | None = None
+        failed = 0
+        for i, row in enumerate(completion.batch.rows):
+            session = sessions.get(row[0])
+            if session is None:
+                continue
+            if session is not woken:
+                if woken is not None:
+                    woken.wake()
+                woken = session
+            if special and i in errors:
+                failed += 1
+                self.service.job_failed(session, row, errors[i], quiet=True)
+                continue
+            session.open_jobs -= 1
+            payload = row[7]
+            if payload is not None:
+                self.service.payload_done(session, row)
+            if session.uses_after:
+                self.service.request_done(session, row[1], True)
+            if row[2] == DISPATCH and row[9] is None and not (special and i in results):
+                session.conn.respond_packed(row[1], _NO_OUTPUTS)
+            else:
+                self._answer_row(session, row, completion, i)
+        if woken is not None:
+            woken.wake()
+        self.counters["jobs_failed"] += failed
+        self.counters["jobs_completed"] += len(completion.batch.rows) - failed
+
+    def _answer_row(self, session: Session, row: Row, completion: Completion, i: int) -> None:
+        """An answer with something in it."""
+        op, msgid = row[ROW_OP], row[ROW_MSGID]
+        if op == READ:
+            session.conn.respond(msgid, {"data": completion.results[i][0]})
+        elif op == CREATE:
+            self.service.buffer_created(session, row)
+        elif op == DISPATCH:
+            answer: dict[str, Any] = {"outputs": completion.results.get(i, [])}
+            if row[9] is not None and row[9].timing:
+                started, submitted, finished = row[8], completion.submitted_ns, completion.finished_ns
+                answer["timing"] = {
+                    "queued_us": max((submitted - started) // 1000, 0),
+                    "device_us": completion.device_us.get(i),
+                    "total_us": max((finished - started) // 1000, 0),
+                }
+                answer["device"] = self.index
+            session.conn.respond(msgid, answer)
+        else:
+            session.conn.respond_packed(msgid, _EMPTY)
+
+    def stats(self) -> dict[str, Any]:
+        """This device's part of the `stats` answer."""
+        memory = self._thread.memory() if self._thread is not None and self.working else {}
+        return {
+            "index": self.index,
+            "working": self.working,
+            "generation": self.generation,
+            "clients": self.sessions,
+            "buffers": memory.get("buffers", 0),
+            "memory_bytes": memory.get("bytes_used", 0),
+            "memory": memory,
+            "jobs_queued": self.scheduler.queued,
+            "batches_in_flight": len(self._in_flight),
+            **self.counters,
+            "closed": dict(self.batcher.reasons),
+            "batch_sizes": dict(self.batcher.sizes),
+        }

@@ -1,0 +1,257 @@
+"""Admission of dispatches: from a message's map to a row of the scheduler. The hot path of the daemon.
+
+`fast` takes the message that repeats: a kernel and buffers that this connection has used together before. It makes
+one tuple. Everything else goes through `full`, which checks every parameter, says what is wrong, and fills the
+caches that `fast` reads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vkqueue.daemon.modules import specialization
+from vkqueue.daemon.session import Buffer, Module, Session, SessionKernel
+from vkqueue.errors import InvalidError, NotFoundError, OverloadedError, VkqueueError, brief
+from vkqueue.kernels.plan import check_reply
+from vkqueue.model import DISPATCH, Options, Token
+from vkqueue.wire.messages import check
+
+if TYPE_CHECKING:
+    from vkqueue.daemon.device import Device
+    from vkqueue.daemon.modules import DeviceKernel
+    from vkqueue.daemon.service import Service
+
+# Arbitrary: past it a kernel's cached argument lists are dropped, so that a client of ever new ranges stays bounded.
+_MAX_TOKENS = 16_384
+
+
+class Deferred(Exception):
+    """The request needs an analysis that is on its way; it is replayed when `Service.unblock` is called."""
+
+
+class Dispatcher:
+    """Turns dispatch requests into rows."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._max_jobs = service.config.limits.max_queued_jobs
+        self._max_message = service.config.limits.max_message_bytes
+
+    def fast(self, session: Session, msgid: int, params: dict[str, Any], now: int) -> None:
+        """Admit one dispatch received at `now`.
+
+        Raises:
+            VkqueueError: the answer.
+            Deferred: try again once the analysis is there.
+        """
+        get = params.get
+        name, args, scalars, grid = get("kernel"), get("args"), get("scalars"), get("grid")
+        known = 1 + (name is not None) + (args is not None) + (scalars is not None) + (grid is not None)
+        try:
+            if known != len(params):
+                raise KeyError
+            token, kernel, device = session.kernels[get("module"), name].tokens[tuple(args)]  # type: ignore[arg-type]
+            for handle in args:  # type: ignore[union-attr]
+                if type(handle) is not int:  # True and 1.0 equal 1 as keys
+                    raise KeyError
+        except (KeyError, TypeError):
+            self.full(session, msgid, params, now)
+            return
+        if session.open_jobs >= self._max_jobs:
+            raise self.overloaded()
+        plan = kernel.plan
+        row = (
+            session.id, msgid, DISPATCH, token, kernel.pipeline, plan.scalars.pack(scalars), plan.grid(grid), None, now,
+            None,
+        )  # fmt: skip
+        kernel.last_used = now
+        if kernel.ready:
+            device.scheduler.submit(row, now, None)
+        else:
+            row = self._await_pipeline(device, kernel, row)
+            device.scheduler.submit(row, now, kernel.pipeline)
+        session.open_jobs += 1
+
+    def full(self, session: Session, msgid: int, params: dict[str, Any], now: int) -> None:
+        """As `fast`, with every parameter."""
+        p = check("dispatch", params)
+        module = session.module(p["module"])
+        if module.code is None:
+            raise Deferred
+        name = self._kernel_name(module, p.get("kernel"))
+        device = self._device(session, p)
+        cached = self._session_kernel(session, module, name, p.get("specialization"), device)
+        kernel = cached.kernel
+        if session.open_jobs >= self._max_jobs:
+            raise self.overloaded()
+        token, payload, payload_bytes = self._token(session, cached, p["args"])
+        options = _options(session, p, now)
+        plan = kernel.plan
+        if "launch" in p:
+            raise InvalidError("launch: this kernel has no launch tags (it is no TVM kernel); give grid")
+        if "grid" not in p:
+            raise InvalidError("grid: missing; give one to three integers, the work groups along each axis")
+        constants, grid = plan.scalars.pack(p.get("scalars")), plan.grid(p["grid"])
+        row = (session.id, msgid, DISPATCH, token, kernel.pipeline, constants, grid, payload, now, options)
+        kernel.last_used = now
+        if kernel.ready:
+            device.submit(row, None)
+        else:
+            row = self._await_pipeline(device, kernel, row)
+            device.submit(row, kernel.pipeline)
+        if options is not None and options.after:
+            session.uses_after = True
+        session.open_jobs += 1
+        session.queued_bytes += payload_bytes
+
+    def overloaded(self) -> VkqueueError:
+        return OverloadedError(
+            f"{self._max_jobs} jobs of this connection are queued or running (max_queued_jobs); wait for answers",
+            {"max_queued_jobs": self._max_jobs},
+        )
+
+    def _await_pipeline(self, device: Device, kernel: DeviceKernel, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The row with the id of the pipeline that is being built for it."""
+        if kernel.error is not None:
+            raise kernel.error
+        device.build(kernel)
+        return (*row[:4], kernel.pipeline, *row[5:])
+
+    @staticmethod
+    def _kernel_name(module: Module, name: str | None) -> str:
+        if name is None:
+            if len(module.kernels) == 1:
+                return next(iter(module.kernels))
+            raise InvalidError(f"kernel: the module has several, name one of {', '.join(sorted(module.kernels))}")
+        if name not in module.kernels:
+            have = ", ".join(sorted(module.kernels)[:16])
+            raise NotFoundError(f"kernel: module {module.handle} has no kernel {brief(name)}; it has {have}")
+        return name
+
+    def _device(self, session: Session, p: dict[str, Any]) -> Device:
+        """Where the job runs: where its buffers are, else `device`, else the connection's device."""
+        wanted = self._service.device(p["device"]) if "device" in p else None
+        device, first = wanted, None
+        for handle in _handles(p["args"]):
+            buffer = session.objects.get(handle)
+            if type(buffer) is not Buffer:
+                continue  # the plan says so, with the binding's name
+            if device is not None and buffer.device is not device:
+                where = (
+                    f"buffer {first} is on device {device.index}" if first else f"device: {device.index} was asked for"
+                )
+                raise InvalidError(f"args: buffer {handle} is on device {buffer.device.index}, but {where}")
+            device, first = buffer.device, handle
+        return device if device is not None else self._service.default_device(session)
+
+    def _session_kernel(
+        self, session: Session, module: Module, name: str, given: dict[str, Any] | None, device: Device
+    ) -> SessionKernel:
+        reflected = module.kernels[name]
+        spec, values = specialization(reflected, given) if given else ((), {})
+        # The plain key is that of `fast`; a job elsewhere than on the connection's device gets its own.
+        key: Any = (module.handle, name, spec, device.index)
+        cached = session.kernels.get(key)
+        if cached is not None and (cached.kernel.ready or cached.kernel.error is None):
+            return cached
+        assert module.code is not None
+        found: list[Any] = []
+        waiting = True
+
+        def done(result: Any) -> None:
+            if waiting:
+                found.append(result)
+            else:
+                self._service.unblock(session)
+
+        self._service.modules.variant(module.code, spec, values, done)
+        waiting = False
+        if not found:
+            raise Deferred
+        if isinstance(found[0], VkqueueError):
+            raise found[0]
+        kernel = device.kernel(module.code, name, found[0][name], spec)
+        cached = SessionKernel(kernel, device)
+        self._keep(session, key, cached)
+        if not spec and device is self._service.default_device(session):
+            session.kernels[module.handle, name] = cached
+            if len(module.kernels) == 1:
+                session.kernels[module.handle, None] = cached
+        return cached
+
+    def _keep(self, session: Session, key: Any, cached: SessionKernel) -> None:
+        """Count the kernel for the connection; past `max_pipelines` its longest unused one goes."""
+        if key not in session.kernels:
+            cached.kernel.users += 1
+        session.kernels[key] = cached
+        owned = {id(c): c for c in session.kernels.values()}
+        if len(owned) <= self._service.config.limits.max_pipelines:
+            return
+        victim = min((c for c in owned.values() if c is not cached), key=lambda c: c.kernel.last_used)
+        self.forget(session, victim)
+        if victim.kernel.users == 0:
+            victim.device.evict(victim.kernel)
+
+    @staticmethod
+    def forget(session: Session, victim: SessionKernel) -> None:
+        """Drop a kernel from the connection's caches."""
+        keys = [key for key, value in session.kernels.items() if value is victim]
+        for key in keys:
+            del session.kernels[key]
+        if keys:
+            victim.kernel.users -= 1
+
+    def _token(self, session: Session, cached: SessionKernel, args: Any) -> tuple[Token, Any, int]:
+        """The token of these arguments, from the cache where they are plain buffers and ranges."""
+        key = tuple(tuple(a) if type(a) is list else a for a in args) if _plain(args) else None
+        if key is not None and key in cached.tokens:
+            return cached.tokens[key][0], None, 0
+        plan = cached.kernel.plan
+        bound = plan.bind(args, session.buffer)
+        payload = tuple(bound.payload) or None
+        outputs = sum(kind in ("out", "inout") for kind, _ in bound.payload)
+        check_reply(bound.outputs_bytes, outputs, self._max_message)
+        token = Token(
+            self._service.new_id(), plan.layout, tuple(bound.entries), tuple(bound.reads), tuple(bound.writes),
+            cached=payload is None,
+        )  # fmt: skip
+        if key is not None and payload is None:
+            if len(cached.tokens) >= _MAX_TOKENS:
+                session.clear_tokens(cached)
+            cached.tokens[key] = (token, cached.kernel, cached.device)
+            for buffer in bound.buffers:
+                buffer.tokens.append((cached.tokens, key))
+        return token, payload, bound.payload_bytes
+
+
+def _plain(args: list[Any]) -> bool:
+    """Whether the arguments are handles and ranges of integers only (then they may be a key)."""
+    for a in args:
+        if type(a) is not int and (type(a) is not list or any(type(v) is not int for v in a)):
+            return False
+    return True
+
+
+def _handles(args: Any) -> list[int]:
+    """Every buffer handle that an argument list names."""
+    found: list[int] = []
+    for entry in args:
+        elements = entry.get("array") if type(entry) is dict else None
+        for element in elements if type(elements) is list else (entry,):
+            handle = element[0] if type(element) is list and element else element
+            if type(handle) is int:
+                found.append(handle)
+    return found
+
+
+def _options(session: Session, p: dict[str, Any], now: int) -> Options | None:
+    if not any(key in p for key in ("priority", "deadline_ms", "after", "timing", "label")):
+        return None
+    deadline = now + p["deadline_ms"] * 1_000_000 if "deadline_ms" in p else 0
+    return Options(
+        priority=p.get("priority", 0),
+        deadline_ns=deadline,
+        after=tuple(p.get("after", ())),
+        timing=p.get("timing", False),
+        label=p.get("label", ""),
+    )

@@ -1,0 +1,171 @@
+"""Modules by content: analysed once whoever loads them, and turned into kernels per device on first use.
+
+    bytes → Code (analysis of the helper process) → variant (with specialization values) → DeviceKernel (plan, pipeline)
+
+Analysis, variants and pipelines are each made once however many clients ask at once; all callbacks run on the loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from vkqueue.errors import InvalidError, VkqueueError, brief
+from vkqueue.kernels.plan import Plan
+from vkqueue.kernels.scalars import pack_value, value_error
+
+Done = Callable[[Any], None]
+SpecKey = tuple[tuple[int, bytes], ...]
+
+# Arbitrary bounds on what is kept for modules that no connection holds any more.
+_KEEP_CODES = 256
+_KEEP_BYTES = 64 * 2**20
+_KEEP_VARIANTS = 4096
+
+
+class Helper(Protocol):
+    """The helper processes (`worker.helper.HelperPool`)."""
+
+    def submit(self, kind: str, payload: bytes, args: dict[str, Any], on_done: Done) -> None: ...
+
+
+class Code:
+    """A module's bytes and what its analysis says."""
+
+    __slots__ = ("analysis", "digest", "spirv", "users", "variants")
+
+    def __init__(self, digest: str, spirv: bytes, analysis: dict[str, Any]) -> None:
+        self.digest = digest
+        self.spirv = spirv
+        self.analysis = analysis
+        self.users = 0
+        self.variants: dict[SpecKey, dict[str, Any] | VkqueueError] = {}
+
+
+class DeviceKernel:
+    """A kernel on a device: its plan and its pipeline.
+
+    `pipeline` is the id of the pipeline that is ready or being built, 0 for none; `error` says why it cannot be.
+    """
+
+    __slots__ = ("code", "entry", "error", "key", "last_used", "pipeline", "plan", "ready", "spec", "users")
+
+    def __init__(self, key: tuple[str, str, SpecKey], code: Code, entry: str, plan: Plan, spec: SpecKey) -> None:
+        self.key = key
+        self.code = code
+        self.entry = entry
+        self.plan = plan
+        self.spec = spec
+        self.pipeline = 0
+        self.ready = False
+        self.error: VkqueueError | None = None
+        self.users = 0
+        self.last_used = 0
+
+
+class ModuleTable:
+    """Every module that the daemon knows, by the hash of its bytes."""
+
+    def __init__(self, helper: Helper) -> None:
+        self._helper = helper
+        self._codes: OrderedDict[str, Code] = OrderedDict()
+        self._waiting: dict[Any, list[Done]] = {}
+
+    def load(self, spirv: bytes, on_done: Done) -> None:
+        """Analyse a module; `on_done` gets its Code or the error, at once when it is known."""
+        digest = hashlib.sha256(spirv).hexdigest()
+        code = self._codes.get(digest)
+        if code is not None:
+            self._codes.move_to_end(digest)
+            on_done(code)
+            return
+
+        def analysed(result: Any) -> None:
+            if not isinstance(result, VkqueueError):
+                result = self._codes[digest] = Code(digest, spirv, result)
+                self._trim()
+            self._answer(digest, result)
+
+        if self._join(digest, on_done):
+            self._helper.submit("analyse", spirv, {}, analysed)
+
+    def variant(self, code: Code, spec: SpecKey, values: dict[int, Any], on_done: Done) -> None:
+        """The module's kernels under these specialization values: `on_done` gets a map by name, or the error."""
+        known = code.analysis["kernels"] if not spec else code.variants.get(spec)
+        if known is not None:
+            on_done(known)
+            return
+        key = (code.digest, spec)
+
+        def analysed(result: Any) -> None:
+            if not isinstance(result, VkqueueError):
+                result = result["kernels"]
+            if len(code.variants) >= _KEEP_VARIANTS:
+                code.variants.pop(next(iter(code.variants)))
+            code.variants[spec] = result
+            self._answer(key, result)
+
+        if self._join(key, on_done):
+            args = {"specialization": {str(id): value for id, value in values.items()}}
+            self._helper.submit("analyse", code.spirv, args, analysed)
+
+    def disassemble(self, code: Code, on_done: Done) -> None:
+        """`on_done` gets the listing (a string) or the error."""
+        self._helper.submit("disassemble", code.spirv, {}, on_done)
+
+    def _join(self, key: Any, on_done: Done) -> bool:
+        """Whether the caller is the first to ask for `key` and has to start the work."""
+        waiting = self._waiting.setdefault(key, [])
+        waiting.append(on_done)
+        return len(waiting) == 1
+
+    def _answer(self, key: Any, result: Any) -> None:
+        for on_done in self._waiting.pop(key, ()):
+            on_done(result)
+
+    def _trim(self) -> None:
+        """Forget the longest unused modules that no connection holds, past the bounds above."""
+        idle = [code for code in self._codes.values() if code.users == 0]
+        total = sum(len(code.spirv) for code in idle)
+        for code in idle[:-1]:
+            if len(idle) <= _KEEP_CODES and total <= _KEEP_BYTES:
+                break
+            del self._codes[code.digest]
+            idle = idle[1:]
+            total -= len(code.spirv)
+
+
+def wire_reflection(kernel: Mapping[str, Any]) -> dict[str, Any]:
+    """A kernel's reflection as it travels: without what only the daemon needs."""
+    return {key: value for key, value in kernel.items() if key != "needs"}
+
+
+def specialization(kernel: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[SpecKey, dict[int, Any]]:
+    """Resolve a message's `specialization` to ids: the key of the variant, and values by id.
+
+    Raises:
+        InvalidError: no constant of that id or name, a value of the wrong type, one constant given twice.
+    """
+    constants = kernel["specialization"]
+    values: dict[int, Any] = {}
+    packed: dict[int, bytes] = {}
+    for key, value in given.items():
+        matches = [c for c in constants if (c["id"] == int(key) if key.isdigit() else c["name"] == key)]
+        if not matches:
+            names = ", ".join(f"{c['id']}" + (f" ({c['name']})" if c["name"] else "") for c in constants[:16])
+            raise InvalidError(f"specialization: no constant {brief(key)}; the module has {names or 'none'}")
+        constant = matches[0]
+        fault = value_error(f"constant {key}", constant["type"], value)
+        if fault is not None:
+            raise InvalidError(f"specialization: {fault}")
+        if constant["id"] in values:
+            raise InvalidError(f"specialization: constant {constant['id']} is given twice, by id and by name")
+        values[constant["id"]] = value
+        try:
+            packed[constant["id"]] = pack_value(constant["type"], value)
+        except struct.error as error:
+            raise InvalidError(f"specialization: constant {key}: {error}") from error
+    return tuple(sorted(packed.items())), values

@@ -1,0 +1,297 @@
+"""Every request but `dispatch`: control messages, modules, buffers and transfers.
+
+A handler gets the session, the msgid, checked parameters and the time of receipt; it answers, or queues rows whose
+completion answers, or raises the VkqueueError that is the answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vkqueue.daemon.device import FREE
+from vkqueue.daemon.dispatch import Deferred
+from vkqueue.daemon.modules import Code, wire_reflection
+from vkqueue.daemon.session import Buffer, Module, Session
+from vkqueue.errors import (
+    InvalidError,
+    JobCancelledError,
+    NotFoundError,
+    QuotaError,
+    TooLargeError,
+    UnsupportedError,
+    VkqueueError,
+)  # fmt: skip
+from vkqueue.model import CREATE, READ, WRITE, Token
+from vkqueue.version import __version__
+
+if TYPE_CHECKING:
+    from vkqueue.daemon.service import Service
+
+Handler = Callable[[Session, int, dict[str, Any], int], None]
+
+# A reply's frame beside its one bin: array, msgid, map, key, bin header; rounded up.
+_READ_FRAME = 64
+
+CONTROL = frozenset({"hello", "ping", "devices", "cancel", "stats"})
+"""Answered at once, also on a connection whose data requests wait for an analysis."""
+
+
+class Requests:
+    """The handlers by method name: `handlers`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._limits = service.config.limits
+        self.handlers: dict[str, Handler] = {
+            "hello": self.hello,
+            "ping": lambda session, msgid, p, now: session.conn.respond(msgid, {}),
+            "devices": lambda session, msgid, p, now: session.conn.respond(msgid, service.devices_to_wire()),
+            "stats": lambda session, msgid, p, now: session.conn.respond(msgid, service.stats()),
+            "cancel": self.cancel,
+            "module.load": self.module_load,
+            "module.unload": self.module_unload,
+            "module.inspect": self.module_inspect,
+            "module.save": self.module_save,
+            "buffer.create": self.buffer_create,
+            "buffer.write": self.buffer_write,
+            "buffer.read": self.buffer_read,
+            "buffer.free": self.buffer_free,
+        }
+
+    # Control
+
+    def hello(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
+        service = self._service
+        if p["protocol"] != 1:
+            raise UnsupportedError(
+                f"protocol: this daemon speaks version 1, the client asked for {p['protocol']}",
+                {"supported": [1], "asked": p["protocol"]},
+            )
+        device = service.device(p["device"]) if "device" in p else service.least_loaded()
+        session.client = p["client"]
+        session.conn.ready()
+        if device is not None:
+            session.device = device
+            device.sessions += 1
+        session.conn.respond(
+            msgid,
+            {
+                "protocol": 1,
+                "server": f"vkqueue/{__version__}",
+                "session": session.id,
+                "device": None if device is None else device.index,
+                "devices": service.devices_to_wire(),
+                "limits": {
+                    "max_message_bytes": self._limits.max_message_bytes,
+                    "max_buffers": self._limits.max_buffers,
+                    "max_memory_bytes": service.max_memory_bytes(session),
+                    "max_queued_jobs": self._limits.max_queued_jobs,
+                },
+            },
+        )
+
+    def cancel(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
+        target = p["msgid"]
+        cancelled = self._service.cancel(session, target, JobCancelledError("cancelled at the client's request"))
+        session.conn.respond(msgid, {"cancelled": cancelled})
+
+    # Modules
+
+    def module_load(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
+        handle = session.new_handle(p.get("as"))
+        if "spirv" not in p:
+            form = next(k for k in ("tvm", "tvm_file", "tvm_library", "source") if k in p)
+            raise UnsupportedError(f"module.load: this daemon does not take modules as {form!r}; give spirv")
+        if not self._service.devices_working():
+            raise UnsupportedError("module.load: no device works, so no kernel can run; see `vkqueue doctor`")
+        if session.modules >= self._limits.max_modules:
+            raise QuotaError(
+                f"max_modules: this connection holds {session.modules} modules, its limit; unload some",
+                {"quota": "max_modules", "limit": self._limits.max_modules},
+            )
+        spirv = bytes(p["spirv"])
+        if len(spirv) > self._limits.max_module_bytes:
+            raise TooLargeError(
+                f"spirv: {len(spirv)} bytes are over max_module_bytes ({self._limits.max_module_bytes})",
+                {"size": len(spirv), "max_module_bytes": self._limits.max_module_bytes},
+            )
+        session.modules += 1
+        module = Module(handle)
+        session.objects[handle] = module
+        self._service.modules.load(spirv, lambda result: self._loaded(session, msgid, module, p.get("entry"), result))
+
+    def _loaded(self, session: Session, msgid: int, module: Module, entry: str | None, result: Any) -> None:
+        if session.closed:
+            return
+        try:
+            if isinstance(result, VkqueueError):
+                raise result
+            answer = self._adopt(session, module, result, entry)
+        except VkqueueError as error:
+            session.modules -= 1
+            module.failed = True
+            session.objects.pop(module.handle, None)
+            self._service.fail(session, msgid, error)
+        else:
+            if session.objects.get(module.handle) is module:  # not unloaded meanwhile
+                result.users += 1
+                self._service.answer(session, msgid, {"module": module.handle, "kernels": answer})
+            else:
+                self._service.answer(session, msgid, {"module": module.handle, "kernels": answer})
+        self._service.unblock(session)
+
+    def _adopt(self, session: Session, module: Module, code: Code, entry: str | None) -> dict[str, Any]:
+        """Give the module its kernels; the `kernels` of the answer."""
+        kernels = code.analysis["kernels"]
+        if entry is not None:
+            if entry not in kernels:
+                have = ", ".join(sorted(kernels)[:16])
+                raise NotFoundError(f"entry: the module has no compute entry point {entry!r}; it has {have}")
+            kernels = {entry: kernels[entry]}
+        own = self._service.default_device(session)
+        answer: dict[str, Any] = {}
+        reasons: list[str] = []
+        runs_somewhere = False
+        for name, kernel in kernels.items():
+            answer[name] = wire_reflection(kernel)
+            for device in self._service.devices_working():
+                reason = device.unsupported(kernel)
+                runs_somewhere |= reason is None
+                if reason is not None and device is own:
+                    answer[name]["unsupported"] = reason
+                if reason is not None:
+                    reasons.append(f"{name}: {reason}")
+        if not runs_somewhere:
+            raise UnsupportedError(f"no device can run a kernel of this module: {'; '.join(dict.fromkeys(reasons))}")
+        module.code, module.kernels = code, kernels
+        return answer
+
+    def _module(self, session: Session, handle: int) -> tuple[Module, Code]:
+        module = session.module(handle)
+        if module.code is None:
+            raise Deferred
+        return module, module.code
+
+    def module_unload(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
+        module, code = self._module(session, p["module"])
+        del session.objects[module.handle]
+        session.modules -= 1
+        code.users -= 1
+        for key, cached in list(session.kernels.items()):
+            if key[0] == module.handle and key in session.kernels:
+                self._service.dispatcher.forget(session, cached)
+        session.conn.respond(msgid, {})
+
+    def module_inspect(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
+        module, code = self._module(session, p["module"])
+        if p["format"] == "json":
+            kernels = {name: wire_reflection(kernel) for name, kernel in module.kernels.items()}
+            session.conn.respond(msgid, {"text": json.dumps({"kernels": kernels}, indent=1)})
+            return
+
+        def done(result: Any) -> None:
+            if session.closed:
+                return
+            if isinstance(result, VkqueueError):
+                self._service.fail(session, msgid, result)
+            elif len(result) * 4 + _READ_FRAME > self._limits.max_message_bytes:
+                self._service.fail(session, msgid, TooLargeError("the listing is larger than a message may be"))
+            else:
+                self._service.answer(session, msgid, {"text": result})
+
+        self._service.modules.disassemble(code, done)
+
+    def module_save(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
+        self._module(session, p["module"])
+        raise UnsupportedError(f"module.save: this daemon does not write the format {p['format']!r}")
+
+    # Buffers and transfers
+
+    def buffer_create(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
+        handle = session.new_handle(p.get("as"))
+        service, limits = self._service, self._limits
+        service.admit_job(session)
+        device = service.device(p["device"]) if "device" in p else service.default_device(session)
+        data = p.get("data")
+        size = len(data) if data is not None else p["size"]
+        service.check_working(device)
+        assert device.info is not None
+        for limit in ("maxBufferSize", "maxMemoryAllocationSize"):
+            most = device.info.limits.get(limit)
+            if most is not None and size > most:
+                raise TooLargeError(
+                    f"size: {size} bytes are over the device's {limit} of {most}", {"size": size, limit: most}
+                )
+        if size > device.info.memory_bytes:
+            raise TooLargeError(
+                f"size: {size} bytes are over the device's memory of {device.info.memory_bytes}",
+                {"size": size, "memory_bytes": device.info.memory_bytes},
+            )
+        if session.buffers >= limits.max_buffers:
+            raise QuotaError(
+                f"max_buffers: this connection holds {session.buffers} buffers, its limit; free some",
+                {"quota": "max_buffers", "limit": limits.max_buffers},
+            )
+        most = service.max_memory_bytes(session)
+        if session.memory_bytes + size > most:
+            raise QuotaError(
+                f"max_memory_bytes: {size} bytes more than the {session.memory_bytes} that this connection holds pass "
+                f"its limit of {most}; free buffers and wait for their last use",
+                {"quota": "max_memory_bytes", "limit": most, "used": session.memory_bytes, "asked": size},
+            )
+        buffer = Buffer(service.new_id(), handle, size, device)
+        session.objects[handle] = buffer
+        session.buffers += 1
+        session.memory_bytes += size
+        ranges = ((buffer.id, 0, size),) if size else ()
+        token = Token(service.new_id(), None, (), (), ranges, cached=False)
+        service.queue(
+            session, device, (session.id, msgid, CREATE, token, buffer.id, b"", handle, (size, data), now, None)
+        )
+
+    def buffer_write(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
+        self._service.admit_job(session)
+        buffer, data, offset = session.buffer(p["buffer"]), p["data"], p.get("offset", 0)
+        self._check_range(buffer, offset, len(data))
+        ranges = ((buffer.id, offset, offset + len(data)),) if len(data) else ()
+        token = Token(self._service.new_id(), None, (), (), ranges, cached=False)
+        self._service.queue(
+            session, buffer.device, (session.id, msgid, WRITE, token, buffer.id, b"", None, data, now, None)
+        )
+
+    def buffer_read(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
+        self._service.admit_job(session)
+        buffer, offset = session.buffer(p["buffer"]), p.get("offset", 0)
+        size = p["size"] if "size" in p else max(buffer.size - offset, 0)
+        self._check_range(buffer, offset, size)
+        if size + _READ_FRAME > self._limits.max_message_bytes:
+            raise TooLargeError(
+                f"size: a reply with {size} bytes is over max_message_bytes ({self._limits.max_message_bytes}); read "
+                "in parts",
+                {"size": size, "max_message_bytes": self._limits.max_message_bytes},
+            )
+        ranges = ((buffer.id, offset, offset + size),) if size else ()
+        token = Token(self._service.new_id(), None, (), ranges, (), cached=False)
+        self._service.queue(
+            session, buffer.device, (session.id, msgid, READ, token, buffer.id, b"", None, None, now, None)
+        )
+
+    @staticmethod
+    def _check_range(buffer: Buffer, offset: int, size: int) -> None:
+        if offset + size > buffer.size:
+            raise InvalidError(
+                f"offset: {offset} + {size} bytes lie outside buffer {buffer.handle} of {buffer.size} bytes",
+                {"offset": offset, "size": size, "buffer_size": buffer.size},
+            )
+
+    def buffer_free(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
+        found = session.objects.get(p["buffer"])
+        if type(found) is not Buffer:
+            raise NotFoundError(f"buffer: no buffer {p['buffer']} on this connection", {"handle": p["buffer"]})
+        self._service.free_buffer(session, found, now)
+        session.conn.respond(msgid, {})
+
+
+__all__ = ["CONTROL", "FREE", "Requests"]

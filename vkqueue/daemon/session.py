@@ -1,0 +1,159 @@
+"""What the daemon keeps for one connection: handles, quotas, caches, and requests that wait for their turn."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from vkqueue.errors import DeviceLostError, InvalidError, NotFoundError, brief
+from vkqueue.model import Token
+from vkqueue.wire.session import ServerConnection
+
+if TYPE_CHECKING:
+    from vkqueue.daemon.device import Device
+    from vkqueue.daemon.modules import Code, DeviceKernel
+
+Deferral: TypeAlias = tuple[int, str, dict[str, Any], int]
+"""(msgid, method, params, time of receipt) of a request that waits for an analysis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who connected, from SO_PEERCRED; -1 where unknown."""
+
+    pid: int = -1
+    uid: int = -1
+    gid: int = -1
+
+
+class Buffer:
+    """A client's buffer. `id` is the daemon's own, never reused; `tokens` are the caches that name it."""
+
+    __slots__ = ("device", "failed", "generation", "handle", "id", "size", "tokens")
+
+    def __init__(self, id: int, handle: int, size: int, device: Device) -> None:
+        self.id = id
+        self.handle = handle
+        self.size = size
+        self.device = device
+        self.generation = device.generation
+        self.failed = False
+        self.tokens: list[tuple[dict[Any, Any], Any]] = []
+
+    def forget_tokens(self) -> None:
+        """Drop the cached tokens that name this buffer, so that the next launch is checked anew."""
+        for cache, key in self.tokens:
+            cache.pop(key, None)
+        self.tokens.clear()
+
+
+class Module:
+    """A module as one connection sees it. Until it is analysed `code` is None and data requests wait."""
+
+    __slots__ = ("code", "failed", "handle", "kernels")
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.code: Code | None = None
+        self.failed = False
+        self.kernels: dict[str, dict[str, Any]] = {}
+
+
+class SessionKernel:
+    """A kernel that this connection has called: its device kernel, and the tokens of its arguments."""
+
+    __slots__ = ("device", "kernel", "tokens")
+
+    def __init__(self, kernel: DeviceKernel, device: Device) -> None:
+        self.kernel = kernel
+        self.device = device
+        self.tokens: dict[Any, tuple[Token, DeviceKernel, Device]] = {}
+
+
+class Session:
+    """One connection's state. Lives on the loop thread only."""
+
+    def __init__(self, id: int, conn: ServerConnection, peer: Peer, wake: Callable[[], None]) -> None:
+        self.id = id
+        self.conn = conn
+        self.peer = peer
+        self.wake = wake
+        self.resume: Callable[[], None] | None = None
+        self.client = ""
+        self.device: Device | None = None
+        self.objects: dict[int, Buffer | Module] = {}
+        self.kernels: dict[Any, SessionKernel] = {}
+        self.next_handle = 1
+        self.client_chooses: bool | None = None
+        self.buffers = 0
+        self.modules = 0
+        self.memory_bytes = 0
+        self.open_jobs = 0
+        self.queued_bytes = 0
+        self.uses_after = False
+        # Data requests behind one that waits for an analysis; `blocked` while there is such a one.
+        self.deferred: deque[Deferral] = deque()
+        self.blocked = False
+        self.closed = False
+        self.read_paused = False
+
+    def new_handle(self, chosen: int | None) -> int:
+        """The handle of a creation, by whichever side counts; burnt whatever becomes of the request.
+
+        Raises:
+            InvalidError: the other side counts on this connection, or the number is not larger than any before.
+        """
+        if self.client_chooses is None:
+            self.client_chooses = chosen is not None
+        if self.client_chooses != (chosen is not None):
+            raise InvalidError(
+                "as: this connection's first creation carried 'as', so every one must"
+                if self.client_chooses
+                else "as: this connection's first creation left the handle to the daemon, so none may carry 'as'"
+            )
+        if chosen is None:
+            handle = self.next_handle
+        elif chosen < self.next_handle:
+            raise InvalidError(f"as: {chosen} is not larger than every handle before it ({self.next_handle - 1})")
+        else:
+            handle = chosen
+        self.next_handle = handle + 1
+        return handle
+
+    def buffer(self, handle: Any, what: str = "buffer") -> Buffer:
+        """Raises NotFoundError for a handle that is none (never was, freed, of another connection, a module)."""
+        if type(handle) is not int:
+            raise InvalidError(f"{what}: expected a buffer handle (an integer), got {brief(handle)}")
+        found = self.objects.get(handle)
+        if type(found) is not Buffer or found.failed:
+            raise NotFoundError(f"{what}: no buffer {handle} on this connection", {"handle": handle})
+        if found.generation != found.device.generation:
+            raise DeviceLostError(
+                f"{what}: buffer {handle} was lost with its device; free it and create it anew", {"handle": handle}
+            )
+        return found
+
+    def module(self, handle: Any) -> Module:
+        """Raises NotFoundError for a handle that is no module of this connection."""
+        found = self.objects.get(handle) if type(handle) is int else None
+        if type(found) is not Module or found.failed:
+            raise NotFoundError(f"module: no module {brief(handle)} on this connection", {"handle": handle})
+        return found
+
+    def clear_tokens(self, cached: SessionKernel) -> None:
+        """Drop every cached argument list of a kernel, and what the buffers remember of them."""
+        for found in self.objects.values():
+            if type(found) is Buffer:
+                found.tokens = [entry for entry in found.tokens if entry[0] is not cached.tokens]
+        cached.tokens.clear()
+
+    def forget_kernels(self, device: Device) -> None:
+        """The device was lost: what is cached for it names pipelines that are gone."""
+        self.kernels = {key: value for key, value in self.kernels.items() if value.device is not device}
+        for kept in self.kernels.values():
+            kept.tokens = {key: value for key, value in kept.tokens.items() if value[2] is not device}
+
+
+__all__ = ["Buffer", "Deferral", "Module", "Peer", "Session", "SessionKernel"]
