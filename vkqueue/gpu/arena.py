@@ -84,6 +84,12 @@ class Arena:
         self._alive.append(pointer)
         return pointer
 
+    def data(self, data: Any) -> Any:
+        """A `void *` to the bytes of a bytes-like object, which is kept alive, not copied."""
+        buffer = binding.ffi.from_buffer(data)
+        self._alive.append(buffer)
+        return binding.ffi.cast("void *", buffer)
+
     def _value(self, ctype: Any, value: Any) -> Any:
         if ctype.kind == "pointer":
             return self._pointer(ctype, value)
@@ -102,7 +108,5 @@ class Arena:
         if isinstance(value, (list, tuple)):
             return self.array(ctype.item.cname, value) if value else binding.ffi.NULL
         if not isinstance(value, binding.ffi.CData):
-            buffer = binding.ffi.from_buffer(value)
-            self._alive.append(buffer)
-            return binding.ffi.cast(ctype, buffer)
+            return binding.ffi.cast(ctype, self.data(value))
         return value

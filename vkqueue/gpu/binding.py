@@ -182,9 +182,7 @@ class Owner:
     def check(self, call: str) -> None:
         """Raises InternalError: called from another thread than the owner's."""
         if self.thread and self.thread != get_ident():
-            raise InternalError(
-                f"{call} was called from thread {get_ident()}, but the device belongs to {self.thread}"
-            )
+            raise InternalError(f"{call} was called from thread {get_ident()}, but the device belongs to {self.thread}")
 
 
 # --- checked calls -------------------------------------------------------------------------------------------

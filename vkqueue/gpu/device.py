@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,16 @@ from vkqueue.errors import InvalidError, UnsupportedError
 from vkqueue.gpu import binding
 from vkqueue.gpu.arena import Arena
 from vkqueue.gpu.features import (
-    BOOLEANS,
     CORE_FEATURES,
     FEATURES,
-    PROPERTIES,
-    RENAMED,
-    Version,
-    all_feature_names,
     chain,
     fields,
-    spirv_version,
     used_extensions,
     wanted,
 )
 from vkqueue.gpu.hot import Hot, Raw
-from vkqueue.gpu.instance import Instance, listing, open_instance, split_version
-from vkqueue.model import DeviceInfo
+from vkqueue.gpu.instance import open_instance
+from vkqueue.gpu.physical import Heap, MemoryType, PhysicalDevice, info_of, list_devices
 
 __all__ = [
     "Device",
@@ -39,15 +32,6 @@ __all__ = [
     "open_device",
     "open_instance",
 ]
-
-log = logging.getLogger("vkqueue.gpu")
-
-# In the order in which devices are listed; VkPhysicalDeviceType -> name.
-TYPES = {2: "discrete", 1: "integrated", 3: "virtual", 4: "cpu", 0: "other"}
-_ORDER = list(TYPES)
-
-QUEUE_GRAPHICS, QUEUE_COMPUTE = 0x1, 0x2
-HEAP_DEVICE_LOCAL = 0x1
 
 # Called by the thread that waits for fences, or by the compile thread; everything else is the owner's.
 SHARED_CALLS = frozenset(
@@ -119,54 +103,6 @@ class DeviceOptions:
             raise InvalidError(f"descriptors is {self.descriptors!r}; expected 'auto', 'push' or 'sets'")
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryType:
-    """A memory type: VkMemoryPropertyFlags and the heap it draws on."""
-
-    index: int
-    flags: int
-    heap: int
-
-
-@dataclass(frozen=True, slots=True)
-class Heap:
-    """A memory heap: bytes and VkMemoryHeapFlags."""
-
-    size: int
-    flags: int
-
-
-@dataclass(frozen=True, slots=True)
-class PhysicalDevice:
-    """A device that could be opened.
-
-    Attributes:
-        index: its place in the list; a driver listed twice gives two devices with one UUID.
-        version: the Vulkan version it is used as.
-        queue_family: the family chosen for all its work.
-        extensions: those it lists.
-        present: feature name -> whether it has it.
-        info: as `devices` would report it, with the features that `open_device` enables by default.
-    """
-
-    index: int
-    handle: int
-    instance: Instance
-    version: Version
-    queue_family: int
-    timestamp_bits: int
-    extensions: frozenset[str]
-    present: dict[str, bool]
-    cache_uuid: bytes
-    driver_uuid: bytes
-    vendor_id: int
-    device_id: int
-    driver_version: int
-    memory_types: tuple[MemoryType, ...]
-    heaps: tuple[Heap, ...]
-    info: DeviceInfo
-
-
 class Device:
     """An opened device: one queue, its functions, and counts of what lives on it.
 
@@ -225,7 +161,7 @@ class Device:
         self.debug_labels = options.debug_labels and self.instance.debug_utils
         self.timestamp_period = float(limits["timestampPeriod"]) if physical.timestamp_bits else 0.0
         self.timestamp_mask = (1 << physical.timestamp_bits) - 1
-        self.info = _info_of(physical, self.enabled, self.extensions, self.max_push_descriptors)
+        self.info = info_of(physical, self.enabled, self.extensions, self.max_push_descriptors)
 
     def _open(self) -> None:
         ffi = binding.ffi
@@ -311,33 +247,6 @@ class Device:
             self.handle = 0
 
 
-def list_devices(instance: Instance) -> list[PhysicalDevice]:
-    """The usable devices: discrete, integrated, virtual, cpu, other; in each in the loader's order.
-
-    A device without a compute queue, or older than Vulkan 1.1, is left out.
-
-    Raises:
-        VkqueueError: the loader or a driver failed.
-    """
-    handles = listing(instance.calls.vkEnumeratePhysicalDevices, "VkPhysicalDevice", instance.handle)
-    found = []
-    for handle in handles:
-        properties = binding.ffi.new("VkPhysicalDeviceProperties *")
-        instance.calls.vkGetPhysicalDeviceProperties(handle, properties)
-        place = _ORDER.index(properties.deviceType) if properties.deviceType in TYPES else len(_ORDER)
-        family = _queue_family(instance, handle)
-        name = binding.ffi.string(properties.deviceName).decode(errors="replace")
-        if family is None or split_version(properties.apiVersion)[:2] < (1, 1):
-            log.info("device %s is left out: it has no compute queue, or is older than Vulkan 1.1", name)
-            continue
-        found.append((place, handle, properties, family))
-    found.sort(key=lambda entry: entry[0])
-    return [
-        _describe(instance, index, handle, properties, family)
-        for index, (_, handle, properties, family) in enumerate(found)
-    ]
-
-
 def open_device(physical: PhysicalDevice, options: DeviceOptions) -> Device:
     """Open a device for the calling thread, which becomes its owner.
 
@@ -359,156 +268,6 @@ def _push_descriptors(device: Device, choice: str) -> bool:
     possible = "VK_KHR_push_descriptor" in device.extensions
     if choice == "push" and not possible:
         raise UnsupportedError(
-            f"descriptors = 'push', but {device.physical.info.name} has no VK_KHR_push_descriptor; "
-            "use 'auto' or 'sets'"
+            f"descriptors = 'push', but {device.physical.info.name} has no VK_KHR_push_descriptor; use 'auto' or 'sets'"
         )
     return possible and choice != "sets"
-
-
-def _queue_family(instance: Instance, handle: Any) -> tuple[int, int] | None:
-    """(index, valid timestamp bits) of the family to use: compute without graphics before compute with."""
-    families = listing(
-        instance.calls.vkGetPhysicalDeviceQueueFamilyProperties, "VkQueueFamilyProperties", handle
-    )
-    best = None
-    for index, family in enumerate(families):
-        if family.queueCount and family.queueFlags & QUEUE_COMPUTE:
-            if not family.queueFlags & QUEUE_GRAPHICS:
-                return index, family.timestampValidBits
-            if best is None:
-                best = (index, family.timestampValidBits)
-    return best
-
-
-def _describe(
-    instance: Instance, index: int, handle: Any, core: Any, family: tuple[int, int]
-) -> PhysicalDevice:
-    ffi = binding.ffi
-    version = min(split_version(core.apiVersion)[:2], instance.version)
-    found = listing(
-        instance.calls.vkEnumerateDeviceExtensionProperties, "VkExtensionProperties", handle, ffi.NULL
-    )
-    extensions = frozenset(ffi.string(item.extensionName).decode() for item in found)
-    facts = _query_properties(instance, handle, version, extensions)
-    memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
-    instance.calls.vkGetPhysicalDeviceMemoryProperties(handle, memory)
-    heaps = tuple(Heap(h.size, h.flags) for h in memory.memoryHeaps[0 : memory.memoryHeapCount])
-    types = memory.memoryTypes[0 : memory.memoryTypeCount]
-    physical = PhysicalDevice(
-        index=index,
-        handle=binding.address(handle),
-        instance=instance,
-        version=version,
-        queue_family=family[0],
-        timestamp_bits=family[1],
-        extensions=extensions,
-        present=_query_features(instance, handle, version, extensions),
-        cache_uuid=bytes(core.pipelineCacheUUID),
-        driver_uuid=facts.driver_uuid,
-        vendor_id=core.vendorID,
-        device_id=core.deviceID,
-        driver_version=core.driverVersion,
-        memory_types=tuple(MemoryType(i, t.propertyFlags, t.heapIndex) for i, t in enumerate(types)),
-        heaps=heaps,
-        info=DeviceInfo(
-            index=index,
-            uuid=facts.uuid.hex(),
-            name=ffi.string(core.deviceName).decode(errors="replace"),
-            type=TYPES.get(core.deviceType, "other"),
-            driver=facts.driver or f"vendor {core.vendorID:#x}, driver version {core.driverVersion:#x}",
-            api_version=".".join(map(str, split_version(core.apiVersion))),
-            memory_bytes=max((h.size for h in heaps if h.flags & HEAP_DEVICE_LOCAL), default=0),
-            limits=facts.limits,
-            features={},
-            timestamps=bool(family[1]),
-        ),
-    )
-    used = used_extensions(version, extensions)
-    info = _info_of(
-        physical,
-        wanted(physical.present, robustness2=True),
-        frozenset(used),
-        physical.info.limits.get("maxPushDescriptors", 0),
-    )
-    physical.info.features.update(info.features)
-    return physical
-
-
-def _info_of(
-    physical: PhysicalDevice, enabled: dict[str, bool], extensions: frozenset[str], max_push: int
-) -> DeviceInfo:
-    features = {name: enabled.get(name, False) for name in all_feature_names()}
-    features["bufferDeviceAddress"] = False
-    features.update(dict.fromkeys(sorted(extensions), True))
-    base = physical.info
-    return DeviceInfo(
-        index=base.index,
-        uuid=base.uuid,
-        name=base.name,
-        type=base.type,
-        driver=base.driver,
-        api_version=base.api_version,
-        memory_bytes=base.memory_bytes,
-        limits=base.limits,
-        features=features,
-        max_push_descriptors=max_push,
-        timestamps=base.timestamps,
-    )
-
-
-@dataclass(slots=True)
-class _Facts:
-    limits: dict[str, Any] = field(default_factory=dict)
-    uuid: bytes = b""
-    driver_uuid: bytes = b""
-    driver: str = ""
-
-
-def _query_properties(
-    instance: Instance, handle: Any, version: Version, extensions: frozenset[str]
-) -> _Facts:
-    facts = _Facts()
-    with Arena() as arena:
-        head = arena.struct("VkPhysicalDeviceProperties2")
-        links = chain(arena, head, PROPERTIES, version, extensions)
-        instance.calls.vkGetPhysicalDeviceProperties2(handle, head)
-        facts.limits.update(_plain(head.properties.limits))
-        for block, link in links:
-            if block.struct == "VkPhysicalDeviceIDProperties":
-                facts.uuid, facts.driver_uuid = bytes(link.deviceUUID), bytes(link.driverUUID)
-            elif block.struct == "VkPhysicalDeviceDriverProperties":
-                words = (binding.ffi.string(link.driverName), binding.ffi.string(link.driverInfo))
-                facts.driver = " ".join(word.decode(errors="replace") for word in words if word)
-            for name in block.names:
-                value = getattr(link, name)
-                truth = name.startswith("shader") or name.startswith("quad")
-                facts.limits[RENAMED.get(name, name)] = bool(value) if truth else value
-    for name in BOOLEANS:
-        facts.limits[name] = bool(facts.limits[name])
-    facts.limits["spirvVersionMajor"], facts.limits["spirvVersionMinor"] = spirv_version(version, extensions)
-    return facts
-
-
-def _plain(struct: Any) -> dict[str, Any]:
-    """A struct of numbers and arrays of numbers as a dict."""
-    values: dict[str, Any] = {}
-    for name, member in binding.ffi.typeof(struct).fields:
-        value = getattr(struct, name)
-        values[name] = list(value) if member.type.kind == "array" else value
-    return values
-
-
-def _query_features(
-    instance: Instance, handle: Any, version: Version, extensions: frozenset[str]
-) -> dict[str, bool]:
-    present = dict.fromkeys(all_feature_names(), False)
-    with Arena() as arena:
-        head = arena.struct("VkPhysicalDeviceFeatures2")
-        links = chain(arena, head, FEATURES, version, extensions)
-        instance.calls.vkGetPhysicalDeviceFeatures2(handle, head)
-        for name in CORE_FEATURES:
-            present[name] = bool(getattr(head.features, name))
-        for block, link in links:
-            for name, member in fields(block):
-                present[name] = bool(getattr(link, member))
-    return present

@@ -119,9 +119,7 @@ class Instance:
     def _open_messenger(self) -> None:
         with Arena() as arena:
             out = arena.out("VkDebugUtilsMessengerEXT")
-            self.calls.vkCreateDebugUtilsMessengerEXT(
-                self.handle, self._messenger_info(arena), binding.ffi.NULL, out
-            )
+            self.calls.vkCreateDebugUtilsMessengerEXT(self.handle, self._messenger_info(arena), binding.ffi.NULL, out)
             self._messenger = binding.address(out[0])
         self.live.add("VkDebugUtilsMessengerEXT")
 
@@ -166,9 +164,7 @@ def open_instance(*, validation: bool = False, app_name: str = "vkqueue") -> Ins
             raise UnsupportedError(NO_LAYER, {"missing": VALIDATION_LAYER})
         layers.append(VALIDATION_LAYER)
         of_layer = _names(calls, "vkEnumerateInstanceExtensionProperties", VALIDATION_LAYER.encode())
-        used += [
-            name for name in (DEBUG_UTILS, VALIDATION_FEATURES) if name in of_layer and name not in used
-        ]
+        used += [name for name in (DEBUG_UTILS, VALIDATION_FEATURES) if name in of_layer and name not in used]
     instance = Instance(min(version, NEWEST), DEBUG_UTILS in used, validation)
     instance._open(layers, used, app_name)
     return instance
