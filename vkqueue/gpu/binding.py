@@ -225,7 +225,7 @@ class Calls:
 
 def _checked(name: str, function: Any, owner: Owner | None, owned: bool) -> Callable[..., int]:
     signature = ffi.typeof(function)
-    returns = signature.result.cname == "VkResult"
+    returns = signature.result is ffi.typeof("VkResult")
     casts = [ctype if ctype.kind == "pointer" else None for ctype in signature.args]
     cast = ffi.cast
 
