@@ -87,8 +87,8 @@ class DeviceConfig:
         debug_labels: name queues, batches and jobs for tools such as RenderDoc.
         dump_shaders: folder to which every module and its disassembly are written; empty for none.
         cache_dir: folder of the pipeline cache; "auto" for the user's cache folder, empty for none.
-        waiter: who waits for fences: "thread", a thread beside the device's; or "inline", the device's own
-            whenever it has nothing to record.
+        waiter: who waits for fences: a companion thread, or the same thread that records when it has nothing
+            to record.
     """
 
     select: tuple[int | str, ...] = _devices()
@@ -98,7 +98,7 @@ class DeviceConfig:
     debug_labels: bool = _setting(False)
     dump_shaders: str = _setting("")
     cache_dir: str = _setting("auto")
-    waiter: str = _setting("thread", choices=("thread", "inline"))
+    waiter: str = _setting("companion", choices=("companion", "same"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +127,7 @@ class LimitsConfig:
 
     Attributes:
         max_message_bytes: one message, either way.
+        max_device_pipelines: pipelines of one device, over all connections; the least recently used makes room.
         max_buffers, max_modules, max_pipelines: live objects; the least recently used pipeline makes room.
         max_memory_bytes: device memory of its buffers; 0 for half of the device's.
         max_module_bytes: one module, source text included.
@@ -142,6 +143,7 @@ class LimitsConfig:
     max_memory_bytes: int = _setting(0, 0)
     max_modules: int = _setting(4_096, 1, 1_048_576)
     max_pipelines: int = _setting(1_024, 1, 1_048_576)
+    max_device_pipelines: int = _setting(4_096, 1, 1_048_576)
     max_module_bytes: int = _setting(16 * MIB, KIB, 2 * GIB)
     max_queued_jobs: int = _setting(4_096, 1, 1_048_576)
     max_queued_bytes: int = _setting(256 * MIB, 64 * KIB)
