@@ -1,0 +1,298 @@
+"""Which rows leave next. One scheduler per device; it decides, the caller acts on what it returns.
+
+Connections take turns: each active one gets an equal, contiguous share of a batch (contiguous, so that equal tokens
+meet), and what some do not use goes to the others. Within a connection rows leave first come, first served, or as
+`held.OrderedQueue` says once a row asks for more.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from vkqueue.jobs.held import Entry, OrderedQueue
+from vkqueue.model import ROW_MSGID, ROW_STAMP, Row
+
+
+class _SessionQueue:
+    """One connection's rows: `plain` while none asks for more than its turn, then `ordered` until that is empty."""
+
+    __slots__ = ("active", "failures", "id", "ordered", "plain", "waiters")
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+        self.active = False
+        self.plain: deque[Row] = deque()
+        self.ordered: OrderedQueue | None = None
+        self.waiters: dict[int, list[Entry]] = {}
+        self.failures: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def ready(self) -> int:
+        return self.ordered.ready_count if self.ordered is not None else len(self.plain)
+
+
+class Scheduler:
+    """Queues of all connections for one device.
+
+    Args:
+        max_failures: failed requests of a connection that `after` remembers.
+
+    Attributes:
+        queued: rows that have not left.
+        ready: of those, the ones that may leave now.
+    """
+
+    def __init__(self, max_failures: int) -> None:
+        self._max_failures = max_failures
+        self._sessions: dict[int, _SessionQueue] = {}
+        self._active: deque[_SessionQueue] = deque()
+        self._deadlines: list[tuple[int, int, int, Entry]] = []
+        self._pipelines: dict[int, list[Entry]] = {}
+        self._oldest: int | None = None
+        self._seq = 0
+        self.queued = 0
+        self.ready = 0
+
+    # Connections
+
+    def add_session(self, id: int) -> None:
+        """A connection came."""
+        self._sessions[id] = _SessionQueue(id)
+
+    def remove_session(self, id: int) -> list[Row]:
+        """A connection is gone: its rows, dropped."""
+        rows = self._clear(self._sessions.pop(id))
+        return rows
+
+    def drain(self) -> list[Row]:
+        """Every row of every connection, dropped."""
+        return [row for queue in self._sessions.values() for row in self._clear(queue)]
+
+    def _clear(self, queue: _SessionQueue) -> list[Row]:
+        self.ready -= queue.ready
+        if queue.ordered is not None:
+            rows = [entry.row for entry in queue.ordered.entries.values()]
+            for entry in queue.ordered.entries.values():
+                entry.gone = True
+        else:
+            rows = list(queue.plain)
+        self.queued -= len(rows)
+        queue.plain.clear()
+        queue.ordered = None
+        queue.waiters.clear()
+        if queue.active:
+            queue.active = False
+            self._active.remove(queue)
+        self._oldest = None
+        return rows
+
+    # In
+
+    def submit(self, row: Row, now_ns: int, wait_for: int | None = None, outstanding: Iterable[int] = ()) -> None:
+        """Queue a row received at `now_ns`.
+
+        Args:
+            wait_for: pipeline that is being built for it.
+            outstanding: those msgids of its `after` that are not answered yet.
+        """
+        queue = self._sessions[row[0]]
+        self.queued += 1
+        options = row[9]
+        if (
+            queue.ordered is None
+            and wait_for is None
+            and (options is None or not (options.priority or options.deadline_ns or outstanding))
+        ):
+            queue.plain.append(row)
+            self.ready += 1
+        else:
+            self._submit_ordered(queue, row, wait_for, set(outstanding))
+            if not queue.ready:
+                return
+        if self._oldest is not None and now_ns < self._oldest:
+            self._oldest = now_ns
+        if not queue.active:
+            queue.active = True
+            self._active.append(queue)
+
+    def _submit_ordered(self, queue: _SessionQueue, row: Row, wait_for: int | None, after: set[int]) -> None:
+        ordered = queue.ordered
+        if ordered is None:
+            ordered = queue.ordered = OrderedQueue()
+            for earlier in queue.plain:
+                ordered.add(earlier, False, set())
+            queue.plain.clear()
+        before = ordered.ready_count
+        entry = ordered.add(row, wait_for is not None, after)
+        self.ready += ordered.ready_count - before
+        for msgid in after:
+            queue.waiters.setdefault(msgid, []).append(entry)
+        if wait_for is not None:
+            self._pipelines.setdefault(wait_for, []).append(entry)
+        if entry.deadline_ns:
+            self._seq += 1
+            heappush(self._deadlines, (entry.deadline_ns, self._seq, row[0], entry))
+
+    # Out
+
+    @property
+    def oldest_ns(self) -> int:
+        """Receipt of the longest waiting ready row; 0 when none is ready."""
+        if not self.ready:
+            return 0
+        if self._oldest is None:
+            self._oldest = min(
+                queue.ordered.oldest_ns() if queue.ordered is not None else queue.plain[0][ROW_STAMP]
+                for queue in self._active
+                if queue.ready
+            )
+        return self._oldest
+
+    @property
+    def oldest_queued_ns(self) -> int:
+        """Receipt of the longest waiting row, ready or held; 0 when none is queued. Looks at every connection."""
+        stamps = []
+        for queue in self._sessions.values():
+            if queue.ordered is not None:
+                stamps += [entry.row[ROW_STAMP] for entry in queue.ordered.entries.values()]
+            elif queue.plain:
+                stamps.append(queue.plain[0][ROW_STAMP])
+        return min(stamps, default=0)
+
+    def take(self, most: int, now_ns: int) -> list[Row]:
+        """Up to `most` ready rows, in fair turns; they have left the queue."""
+        rows: list[Row] = []
+        active = self._active
+        while active and len(rows) < most:
+            share = max((most - len(rows)) // len(active), 1)
+            for _ in range(len(active)):
+                queue = active.popleft()
+                self._take_from(queue, min(share, most - len(rows)), now_ns, rows)
+                if queue.ready:
+                    active.append(queue)
+                else:
+                    queue.active = False
+                if len(rows) >= most:
+                    break
+        self._oldest = None
+        return rows
+
+    def _take_from(self, queue: _SessionQueue, most: int, now_ns: int, rows: list[Row]) -> None:
+        ordered = queue.ordered
+        if ordered is None:
+            plain = queue.plain
+            if len(plain) <= most:
+                taken = len(plain)
+                rows.extend(plain)
+                plain.clear()
+            else:
+                taken = most
+                pop = plain.popleft
+                rows.extend([pop() for _ in range(most)])
+            self.ready -= taken
+        else:
+            before = ordered.ready_count
+            found = ordered.take(most, now_ns)
+            taken = len(found)
+            rows.extend(found)
+            self.ready += ordered.ready_count - before
+            if not ordered.entries:
+                queue.ordered = None
+        self.queued -= taken
+
+    # What happens to rows while they wait
+
+    def _remove(self, entry: Entry) -> Row:
+        """An entry leaves by another way than `take`."""
+        queue = self._sessions[entry.row[0]]
+        ordered = entry.queue
+        before = ordered.ready_count
+        ordered.remove(entry)
+        self.queued -= 1
+        self.ready += ordered.ready_count - before
+        self._settle(queue)
+        return entry.row
+
+    def _settle(self, queue: _SessionQueue) -> None:
+        """After entries became ready or left."""
+        if queue.ordered is not None and not queue.ordered.entries:
+            queue.ordered = None
+        if queue.ready and not queue.active:
+            queue.active = True
+            self._active.append(queue)
+        elif queue.active and not queue.ready:
+            queue.active = False
+            self._active.remove(queue)
+        self._oldest = None
+
+    def _release(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            if not entry.gone:
+                self.ready += entry.queue.release(entry)
+                self._settle(self._sessions[entry.row[0]])
+
+    def pipeline_ready(self, id: int) -> None:
+        """Rows that waited for the pipeline may go."""
+        self._release(self._pipelines.pop(id, ()))
+
+    def pipeline_failed(self, id: int) -> list[Row]:
+        """Rows that waited for the pipeline, taken out."""
+        return [self._remove(entry) for entry in self._pipelines.pop(id, ()) if not entry.gone]
+
+    def next_deadline_ns(self) -> int | None:
+        """When `expire` has something to do."""
+        while self._deadlines and self._deadlines[0][3].gone:
+            heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self, now_ns: int) -> list[Row]:
+        """Rows whose deadline has passed, taken out."""
+        rows = []
+        while (due := self.next_deadline_ns()) is not None and due <= now_ns:
+            rows.append(self._remove(heappop(self._deadlines)[3]))
+        return rows
+
+    def cancel(self, session: int, msgid: int) -> Row | None:
+        """Take a request's row out of the queue; None when it is not in it."""
+        queue = self._sessions[session]
+        if queue.ordered is not None:
+            entry = queue.ordered.find(msgid)
+            return self._remove(entry) if entry is not None else None
+        for row in queue.plain:
+            if row[ROW_MSGID] == msgid:
+                queue.plain.remove(row)
+                self.queued -= 1
+                self.ready -= 1
+                self._settle(queue)
+                return row
+        return None
+
+    # `after`
+
+    def failed_before(self, session: int, msgids: Iterable[int]) -> int | None:
+        """The first of these requests that is remembered as failed."""
+        failures = self._sessions[session].failures
+        return next((msgid for msgid in msgids if msgid in failures), None)
+
+    def finished(self, session: int, msgid: int, ok: bool) -> list[Row]:
+        """A request was answered: rows behind it may go, or are returned, taken out, if it failed."""
+        queue = self._sessions.get(session)
+        if queue is None:
+            return []
+        if ok:
+            queue.failures.pop(msgid, None)
+        else:
+            queue.failures[msgid] = None
+            queue.failures.move_to_end(msgid)
+            if len(queue.failures) > self._max_failures:
+                queue.failures.popitem(last=False)
+        waiting = [entry for entry in queue.waiters.pop(msgid, ()) if not entry.gone]
+        if ok:
+            self._release(waiting)
+            return []
+        return [self._remove(entry) for entry in waiting]
+
+
+__all__ = ["Scheduler"]
