@@ -6,7 +6,7 @@ everything of vkqueue can be imported on a machine without a Vulkan loader. Writ
 
 The package's public functions cost 15 times its raw layer and have three traps, which this module takes away:
 `VK_WHOLE_SIZE` overflows there (use `WHOLE_SIZE`), nested structs are freed before the call that reads them (use
-`arena.Arena`), and some results are arrays.
+`arena.Arena`), and some error codes of extensions have the wrong sign (`RESULTS` has them right).
 
 Handles are plain ints everywhere outside a call; `Calls` and `arena.Arena` turn them into what cffi wants.
 """
@@ -99,7 +99,7 @@ RESULTS: dict[str, tuple[int, type[VkqueueError]]] = {
     "VK_ERROR_OUT_OF_POOL_MEMORY": (-1000069000, DescriptorPoolFullError),
     "VK_ERROR_INVALID_EXTERNAL_HANDLE": (-1000072003, InvalidError),
     "VK_ERROR_FRAGMENTATION": (-1000161000, DescriptorPoolFullError),
-    "VK_ERROR_NOT_PERMITTED_KHR": (-1000174001, UnsupportedError),
+    "VK_ERROR_NOT_PERMITTED_KHR": (-1000188001, UnsupportedError),
     "VK_ERROR_VALIDATION_FAILED_EXT": (-1000011001, InternalError),
     "VK_ERROR_INVALID_SHADER_NV": (-1000012000, CompileError),
     "VK_SUCCESS": (0, InternalError),

@@ -70,6 +70,7 @@ FEATURES = (
             "storageBuffer16BitAccess",
             "uniformAndStorageBuffer16BitAccess",
             "storagePushConstant16",
+            "storageInputOutput16",
             "variablePointersStorageBuffer",
             "variablePointers",
         ),
@@ -114,7 +115,12 @@ FEATURES = (
     ),
     Block(
         "VkPhysicalDevice16BitStorageFeatures",
-        ("storageBuffer16BitAccess", "uniformAndStorageBuffer16BitAccess", "storagePushConstant16"),
+        (
+            "storageBuffer16BitAccess",
+            "uniformAndStorageBuffer16BitAccess",
+            "storagePushConstant16",
+            "storageInputOutput16",
+        ),
         core=(1, 1),
         until=(1, 2),
     ),

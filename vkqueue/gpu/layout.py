@@ -19,7 +19,7 @@ _COMPUTE_POINT = 1  # VK_PIPELINE_BIND_POINT_COMPUTE
 _PUSH_LAYOUT_FLAG = 0x1  # VK_DESCRIPTOR_SET_LAYOUT_CREATE_PUSH_DESCRIPTOR_BIT_KHR
 _TEMPLATE_OF_SET, _TEMPLATE_PUSHED = 0, 1  # VkDescriptorUpdateTemplateType
 
-MAX_BINDING = 4095
+MAX_BINDING = 16_383
 """Arbitrary. Drivers keep an array as long as the largest binding number, and some overflow its size."""
 
 Bindings = tuple[tuple[int, str, int], ...]

@@ -26,6 +26,7 @@ from vkqueue.gpu.cache import PipelineCache
 from vkqueue.gpu.device import Device
 from vkqueue.gpu.hot import param
 from vkqueue.gpu.layout import PipelineLayout, create_layout, destroy_layout
+from vkqueue.gpu.shader import without_graphics_capabilities
 from vkqueue.model import Layout, PipelineSpec
 
 log = logging.getLogger("vkqueue.gpu")
@@ -143,12 +144,11 @@ class PipelineTable:
         module = 0
         try:
             with Arena() as arena:
-                module = device.create(
-                    "VkShaderModule",
-                    arena.struct("VkShaderModuleCreateInfo", codeSize=len(spec.spirv), pCode=spec.spirv),
-                )
+                code = without_graphics_capabilities(spec.spirv, device.enabled)
+                info = arena.struct("VkShaderModuleCreateInfo", codeSize=len(code), pCode=code)
+                module = device.create("VkShaderModule", info)
             return self._create(spec, layout, module)
-        except (InternalError, InvalidError, UnsupportedError) as error:
+        except (CompileError, InternalError, InvalidError, UnsupportedError) as error:
             if not (error.data and "result" in error.data):
                 raise
             raise CompileError(

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -62,7 +63,7 @@ def probe_devices(environ: Mapping[str, str], timeout_s: float = 20.0) -> ProbeR
     """
     report, died = _run_child(environ, timeout_s)
     if report is not None:
-        return _result(report)
+        return _explain(_result(report), environ)
     good, excluded = [], []
     for manifest in manifests(environ):
         report, fate = _run_child({**environ, **_only([manifest])}, timeout_s)
@@ -98,6 +99,19 @@ def manifests(environ: Mapping[str, str]) -> list[Path]:
         files = sorted(root.glob("*.json")) if root.is_dir() else [root]
         found.update(dict.fromkeys(path for path in files if path.is_file()))
     return list(found)
+
+
+def _explain(result: ProbeResult, environ: Mapping[str, str]) -> ProbeResult:
+    """Add where was looked, for the two faults that a path explains."""
+    if result.status not in ("no_driver", "no_device"):
+        return result
+    found = ", ".join(map(str, manifests(environ))) or "none"
+    where = f"; driver manifests: {found}"
+    for name in (DRIVER_FILES, _OLD_DRIVER_FILES):
+        if environ.get(name):
+            where += f" ({name} is set to {environ[name]})"
+            break
+    return dataclasses.replace(result, message=result.message + where)
 
 
 def _search_path(environ: Mapping[str, str]) -> Iterator[Path]:
