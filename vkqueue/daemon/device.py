@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vkqueue.errors import DeviceLostError, ShuttingDownError, UnsupportedError, VkqueueError
@@ -58,7 +58,9 @@ _NO_OUTPUTS = pack({"outputs": []})
 class Device:
     """Loop-side state of a device. `generation` counts up each time the device is lost."""
 
-    def __init__(self, service: Service, index: int, start: Callable[[Callable[[list[Any]], None]], DeviceThread]) -> None:
+    def __init__(
+        self, service: Service, index: int, start: Callable[[Callable[[list[Any]], None]], DeviceThread]
+    ) -> None:
         self.service = service
         self.index = index
         self.generation = 0
@@ -223,9 +225,9 @@ class Device:
 
     # Rows
 
-    def submit(self, row: Row, wait_for: int | None) -> None:
+    def submit(self, row: Row, wait_for: int | None, outstanding: Sequence[int] = ()) -> None:
         """Queue a row (admitted already); the caller pumps after its burst."""
-        self.scheduler.submit(row, row[8], wait_for)
+        self.scheduler.submit(row, row[8], wait_for, outstanding)
         if row[9] is not None and row[9].deadline_ns:
             self._arm_deadline()
 
@@ -257,6 +259,7 @@ class Device:
         if rows:
             self._serial += 1
             assert self.stream is not None and self._thread is not None
+            self.batcher.count(reason, len(rows))
             batch = self.stream.make_batch(rows, self._serial, reason, now)
             self._in_flight[self._serial] = batch
             self._thread.post(batch)
@@ -382,7 +385,7 @@ class Device:
             payload = row[7]
             if payload is not None:
                 self.service.payload_done(session, row)
-            if session.uses_after:
+            if session.tracks_requests:
                 self.service.request_done(session, row[1], True)
             if row[2] == DISPATCH and row[9] is None and not (special and i in results):
                 session.conn.respond_packed(row[1], _NO_OUTPUTS)

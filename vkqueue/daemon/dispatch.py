@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkqueue.daemon.modules import specialization
 from vkqueue.daemon.session import Buffer, Module, Session, SessionKernel
-from vkqueue.errors import InvalidError, NotFoundError, OverloadedError, VkqueueError, brief
+from vkqueue.errors import DependencyError, InvalidError, NotFoundError, OverloadedError, VkqueueError, brief
 from vkqueue.kernels.plan import check_reply
 from vkqueue.model import DISPATCH, Options, Token
 from vkqueue.wire.messages import check
@@ -94,13 +94,12 @@ class Dispatcher:
         constants, grid = plan.scalars.pack(p.get("scalars")), plan.grid(p["grid"])
         row = (session.id, msgid, DISPATCH, token, kernel.pipeline, constants, grid, payload, now, options)
         kernel.last_used = now
+        outstanding = self._outstanding(session, device, msgid, options) if options is not None else ()
         if kernel.ready:
-            device.submit(row, None)
+            device.submit(row, None, outstanding)
         else:
             row = self._await_pipeline(device, kernel, row)
-            device.submit(row, kernel.pipeline)
-        if options is not None and options.after:
-            session.uses_after = True
+            device.submit(row, kernel.pipeline, outstanding)
         session.open_jobs += 1
         session.queued_bytes += payload_bytes
 
@@ -116,6 +115,21 @@ class Dispatcher:
             raise kernel.error
         device.build(kernel)
         return (*row[:4], kernel.pipeline, *row[5:])
+
+    @staticmethod
+    def _outstanding(session: Session, device: Device, msgid: int, options: Options) -> list[int]:
+        """The requests of `after` that are not answered yet.
+
+        Raises:
+            DependencyError: one of them has failed.
+        """
+        if not options.after:
+            return []
+        session.tracks_requests = True
+        failed = device.scheduler.failed_before(session.id, options.after)
+        if failed is not None and failed not in session.conn.pending:
+            raise dependency_error(failed)
+        return [m for m in options.after if m in session.conn.pending and m != msgid]
 
     @staticmethod
     def _kernel_name(module: Module, name: str | None) -> str:
@@ -222,6 +236,10 @@ class Dispatcher:
             for buffer in bound.buffers:
                 buffer.tokens.append((cached.tokens, key))
         return token, payload, bound.payload_bytes
+
+
+def dependency_error(msgid: int) -> VkqueueError:
+    return DependencyError(f"after: request {msgid} failed, so this one did not run", {"msgid": msgid})
 
 
 def _plain(args: list[Any]) -> bool:

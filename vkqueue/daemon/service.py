@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from vkqueue.config import Config
 from vkqueue.daemon.device import FREE, Device
-from vkqueue.daemon.dispatch import Deferred, Dispatcher
+from vkqueue.daemon.dispatch import Deferred, Dispatcher, dependency_error
 from vkqueue.daemon.modules import Helper, ModuleTable
 from vkqueue.daemon.requests import CONTROL, Requests
 from vkqueue.daemon.session import Buffer, Deferral, Module, Peer, Session
 from vkqueue.errors import (
-    DependencyError,
     DeviceLostError,
     InternalError,
     InvalidError,
@@ -245,7 +244,7 @@ class Service:
         if self.draining and method not in CONTROL:
             raise self._draining()
         handler(session, msgid, checked, now)
-        if session.uses_after and msgid not in session.conn.pending:
+        if session.tracks_requests and msgid not in session.conn.pending:
             self.request_done(session, msgid, True)
 
     def _broken(self, session: Session, msgid: int, method: str) -> None:
@@ -404,13 +403,11 @@ class Service:
 
     def request_done(self, session: Session, msgid: int, ok: bool) -> None:
         """Tell the schedulers, for `after`; rows that wait for a failed request fail in turn."""
+        if not ok:
+            session.tracks_requests = True  # a failure is remembered until its msgid succeeds
         for device in self.devices:
             for row in device.scheduler.finished(session.id, msgid, ok):
-                self.job_failed(session, row, self._dependency(msgid))
-
-    @staticmethod
-    def _dependency(msgid: int) -> VkqueueError:
-        return DependencyError(f"after: request {msgid} failed, so this one did not run", {"msgid": msgid})
+                self.job_failed(session, row, dependency_error(msgid))
 
     def job_failed(self, session: Session, row: Row, error: VkqueueError, quiet: bool = False) -> None:
         """Answer a row that failed, and undo what its admission did. `quiet`: the caller wakes the connection."""

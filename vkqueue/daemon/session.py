@@ -92,7 +92,7 @@ class Session:
         self.memory_bytes = 0
         self.open_jobs = 0
         self.queued_bytes = 0
-        self.uses_after = False
+        self.tracks_requests = False
         # Data requests behind one that waits for an analysis; `blocked` while there is such a one.
         self.deferred: deque[Deferral] = deque()
         self.blocked = False
