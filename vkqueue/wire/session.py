@@ -19,7 +19,9 @@ from vkqueue.wire.messages import PARAMETER_NAMES, U32_MAX, check, describe
 REQUEST, RESPONSE, NOTIFICATION = 0, 1, 2
 """First entry of the three arrays of MessagePack-RPC."""
 
-# [1, msgid, nil, …: the msgid always as uint 32, which is valid and costs no branch.
+# [0, msgid, … and [1, msgid, nil, …: the msgid always as uint 32, which is valid and costs no branch.
+_request_head = struct.Struct(">BBBI").pack
+_REQUEST_HEAD_BYTES = 7
 _response_head = struct.Struct(">BBBIB").pack
 _RESPONSE_HEAD_BYTES = 8
 
@@ -136,19 +138,16 @@ class ServerConnection(_Connection):
         return self._delivery
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> list[tuple[int, str, dict[str, Any]]]:
-        """As `buffer_updated`, for bytes that are somewhere else: they are copied.
-
-        A `hello` must be the last request in `data`, or be answered before the next call.
-        """
-        delivery: list[tuple[int, str, dict[str, Any]]] = []
+        """As `buffer_updated`, for bytes that are somewhere else: they are copied."""
+        self._delivery = []
         rest = memoryview(data)
         while rest:
             buffer = self.get_buffer()
             count = min(len(buffer), len(rest))
             buffer[:count] = rest[:count]
             rest = rest[count:]
-            delivery += self.buffer_updated(count)
-        return delivery
+            self._take(self._splitter.buffer_updated(count))
+        return self._delivery
 
     def ready(self) -> None:
         """The daemon accepted `hello`."""
@@ -366,6 +365,7 @@ class ClientConnection(_Connection):
         self.fault: VkqueueError | None = None
         self.max_message_bytes = limits.max_message_bytes
         self._last_msgid = 0
+        self._heads: dict[str, bytes] = {}  # what stands between msgid and params, by method
 
     def request(self, method: str, params: dict[str, Any] | None = None) -> int:
         """Queue a request and return its msgid. Large bytes-like values are sent as they are.
@@ -374,10 +374,7 @@ class ClientConnection(_Connection):
             InvalidError: a value has no form in MessagePack.
             TooLargeError: over `max_message_bytes`; nothing is queued.
         """
-        msgid = self._next_msgid()
-        pieces = codec.pack_pieces(self._packer, [REQUEST, msgid, method, [params] if params else []])
-        self._send(pieces, msgid)
-        return msgid
+        return self._send(method, codec.pack_pieces(self._packer, params or {}))
 
     def request_packed(self, method: str, packed_params: bytes) -> int:
         """Queue a request whose named parameters are MessagePack (a map) already.
@@ -385,10 +382,7 @@ class ClientConnection(_Connection):
         Raises:
             TooLargeError: over `max_message_bytes`; nothing is queued.
         """
-        msgid = self._next_msgid()
-        head = b"\x94\x00" + self._packer.pack(msgid) + self._packer.pack(method) + b"\x91"
-        self._send([head, packed_params], msgid)
-        return msgid
+        return self._send(method, [packed_params])
 
     def buffer_updated(self, count: int) -> list[tuple[int, VkqueueError | None, Any]]:
         """Take `count` bytes that were read into `get_buffer()`.
@@ -415,23 +409,23 @@ class ClientConnection(_Connection):
             answers += self.buffer_updated(count)
         return answers
 
-    def _next_msgid(self) -> int:
-        msgid = self._last_msgid
-        while True:
-            msgid = (msgid + 1) & U32_MAX
-            if msgid not in self.pending:
-                return msgid
-
-    def _send(self, pieces: list[Piece], msgid: int) -> None:
-        size = sum(map(len, pieces))
+    def _send(self, method: str, pieces: list[Piece]) -> int:
+        head = self._heads.get(method)
+        if head is None:
+            head = self._heads[method] = codec.pack_with(self._packer, method) + b"\x91"
+        size = _REQUEST_HEAD_BYTES + len(head) + sum(map(len, pieces))
         if size > self.max_message_bytes:
             raise TooLargeError(
                 f"the request has {size} bytes: the limit is {self.max_message_bytes} (max_message_bytes of hello); "
                 "send it in parts"
             )
+        msgid = (self._last_msgid + 1) & U32_MAX
+        while msgid in self.pending:
+            msgid = (msgid + 1) & U32_MAX
         self._last_msgid = msgid
         self.pending.add(msgid)
-        self._queue(pieces)
+        self._queue([_request_head(0x94, REQUEST, 0xCE, msgid) + head, *pieces])
+        return msgid
 
     def _take(self, message: Any, answers: list[tuple[int, VkqueueError | None, Any]]) -> None:
         """One message from the daemon. Notifications other than "error" are for newer clients, and left alone."""
