@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vkqueue.errors import OutOfDeviceMemoryError, TooLargeError
+from vkqueue.gpu.mapped import Mapping
 from vkqueue.gpu.space import Space, align_up
 
 MIB = 1 << 20
@@ -91,8 +92,8 @@ def choose_types(types: list[MemoryType], allowed: int) -> TypeChoice:
 class Source(Protocol):
     """Where blocks come from: `vkAllocateMemory` and `vkMapMemory`."""
 
-    def allocate(self, memory_type: MemoryType, size: int) -> tuple[Any, int]:
-        """A new block: its handle and the address it is mapped at (0 when it is not).
+    def allocate(self, memory_type: MemoryType, size: int, buffer: int) -> tuple[Any, Mapping | None]:
+        """A new block: its handle, and where the host sees it. `buffer`: the VkBuffer it is dedicated to, or 0.
 
         Raises:
             OutOfDeviceMemoryError: the driver has no more.
@@ -105,26 +106,27 @@ class Source(Protocol):
 class Block:
     """One allocation of the driver's. `space` is None when one buffer has it all."""
 
-    __slots__ = ("address", "handle", "memory_type", "size", "space")
+    __slots__ = ("handle", "mapping", "memory_type", "size", "space")
 
-    def __init__(self, memory_type: MemoryType, size: int, handle: Any, address: int, space: Space | None) -> None:
+    def __init__(
+        self, memory_type: MemoryType, size: int, handle: Any, mapping: Mapping | None, space: Space | None
+    ) -> None:
         self.memory_type = memory_type
         self.size = size
         self.handle = handle
-        self.address = address
+        self.mapping = mapping
         self.space = space
 
 
 class Allocation:
-    """A range of a block. `address` is where the host sees it, 0 when it does not."""
+    """A range of a block."""
 
-    __slots__ = ("address", "block", "offset", "size")
+    __slots__ = ("block", "offset", "size")
 
     def __init__(self, block: Block, offset: int, size: int) -> None:
         self.block = block
         self.offset = offset
         self.size = size
-        self.address = block.address + offset if block.address else 0
 
 
 class Memory:
@@ -138,7 +140,7 @@ class Memory:
         self._source = source
         self._max_allocations = max_allocations
         self._max_allocation_size = max_allocation_size
-        self._blocks: dict[int, list[Block]] = {}  # type index -> blocks that are shared
+        self._blocks: dict[MemoryType, list[Block]] = {}  # those that are shared
         self._dedicated: set[Block] = set()
         self.used = 0
         self.reserved = 0
@@ -150,8 +152,8 @@ class Memory:
         size = min(max(wanted, BLOCK_MIN), BLOCK_MAX)
         return min(size, max(memory_type.heap_size // 8, 1), self._max_allocation_size)
 
-    def allocate(self, memory_type: MemoryType, size: int, alignment: int) -> Allocation:
-        """A range of at least `size` bytes (rounded up to `alignment`).
+    def allocate(self, memory_type: MemoryType, size: int, alignment: int, buffer: int = 0) -> Allocation:
+        """A range of at least `size` bytes (rounded up to `alignment`) for the VkBuffer `buffer`.
 
         Raises:
             TooLargeError: over the device's largest allocation.
@@ -166,11 +168,11 @@ class Memory:
             )
         size = align_up(size, alignment)
         if size > self.block_size(memory_type) // 2:
-            block = self._new_block(memory_type, min(size, self._max_allocation_size), None, size)
+            block = self._new_block(memory_type, min(size, self._max_allocation_size), None, size, buffer)
             self._dedicated.add(block)
             self.used += block.size
             return Allocation(block, 0, block.size)
-        blocks = self._blocks.setdefault(memory_type.index, [])
+        blocks = self._blocks.setdefault(memory_type, [])
         for block in blocks:
             space = block.space
             if space is not None and space.free >= size:
@@ -195,7 +197,7 @@ class Memory:
             return
         block.space.give(allocation.offset)
         if block.space.empty:
-            blocks = self._blocks[block.memory_type.index]
+            blocks = self._blocks[block.memory_type]
             if any(other.space is not None and other.space.empty for other in blocks if other is not block):
                 blocks.remove(block)
                 self._drop(block)
@@ -210,9 +212,13 @@ class Memory:
                 dropped += 1
         return dropped
 
+    def blocks(self) -> list[Block]:
+        """All of them."""
+        return [*self._dedicated, *(block for blocks in self._blocks.values() for block in blocks)]
+
     def close(self) -> None:
         """Free all blocks, whatever is in them."""
-        for block in [*self._dedicated, *(b for blocks in self._blocks.values() for b in blocks)]:
+        for block in self.blocks():
             self._drop(block)
         self._dedicated.clear()
         self._blocks.clear()
@@ -235,29 +241,30 @@ class Memory:
                 blocks.append(block)
                 return block
 
-    def _new_block(self, memory_type: MemoryType, size: int, space: Space | None, asked: int) -> Block:
+    def _new_block(
+        self, memory_type: MemoryType, size: int, space: Space | None, asked: int, buffer: int = 0
+    ) -> Block:
         """One more block; tried again once without the empty ones if the driver has no more."""
         cause: OutOfDeviceMemoryError | None = None
         for _ in range(2):
             if self.allocations < self._max_allocations:
                 try:
-                    handle, address = self._source.allocate(memory_type, size)
+                    handle, mapping = self._source.allocate(memory_type, size, buffer)
                 except OutOfDeviceMemoryError as error:
                     cause = error
                 else:
                     self.allocations += 1
                     self.reserved += size
-                    return Block(memory_type, size, handle, address, space)
+                    return Block(memory_type, size, handle, mapping, space)
             if not self.trim():
                 break
         raise self._exhausted(memory_type, asked) from cause
 
     def _exhausted(self, memory_type: MemoryType, asked: int) -> OutOfDeviceMemoryError:
-        blocks = [*self._dedicated, *(b for blocks in self._blocks.values() for b in blocks)]
-        in_heap = [b for b in blocks if b.memory_type.heap == memory_type.heap]
+        in_heap = [b for b in self.blocks() if b.memory_type.heap == memory_type.heap]
         reserved = sum(b.size for b in in_heap)
         free = sum(b.space.free for b in in_heap if b.space is not None)
-        same_type = [b for b in in_heap if b.memory_type.index == memory_type.index]
+        same_type = [b for b in in_heap if b.memory_type == memory_type]
         largest = max((b.space.largest for b in same_type if b.space is not None), default=0)
         left = max(memory_type.heap_size - reserved, 0) + free
         text = (
