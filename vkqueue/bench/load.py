@@ -1,0 +1,202 @@
+"""Load on a daemon from one process of its own: prepared messages over many connections, answers only counted.
+
+The generator must cost little beside the daemon, since both share the machine: messages are packed once, and answers,
+which all have one size, are counted by their bytes and looked at only when that does not come out even.
+
+Run as ``python -m vkqueue.bench.load SOCKET SPIRV JSON``; the answer is JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from vkqueue.wire import codec
+from vkqueue.wire.framing import Limits
+from vkqueue.wire.session import ClientConnection
+
+# An answer to a dispatch without outputs: array, type, uint 32 msgid, nil, map of one, "outputs", empty array.
+_ANSWER = len(b"\x94\x01\xce....\xc0") + len(codec.pack({"outputs": []}))
+
+
+class Connection:
+    """One client: buffers of its own, and bursts of dispatches to send again and again."""
+
+    def __init__(self, path: str, spirv: bytes, *, window: int, independent: bool, elements: int, device: int) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.connect(path)
+        self._conn = ClientConnection(Limits())
+        self._call("hello", protocol=1, client="bench", device=device)
+        module = self._call("module.load", spirv=spirv)["module"]
+        x = self._buffer(elements)
+        # Independent launches write buffers of their own; dependent ones all write the same.
+        ys = [self._buffer(elements) for _ in range(min(window, 256) if independent else 1)]
+        self._chunk = max(window // 2, 1)
+        self._bursts: list[bytes] = []
+        for half in range(2):
+            messages = []
+            for i in range(self._chunk):
+                args = [x, ys[(half * self._chunk + i) % len(ys)]]
+                params = {"module": module, "args": args, "scalars": [elements, 0.5], "grid": [-(-elements // 64)]}
+                messages.append(codec.pack([0, 1000 + half * self._chunk + i, "dispatch", [params]]))
+            self._bursts.append(b"".join(messages))
+        self.one = codec.pack([0, 1000, "dispatch", [params]])
+        self._next = 0
+        self._owed = [0, 0]
+        self._answered = 0
+        self._bytes = 0
+        self._view = memoryview(bytearray(1 << 18))
+        self._unsent: memoryview | None = None
+        self._stopped = False
+
+    def _call(self, method: str, **params: Any) -> Any:
+        self._conn.request(method, params)
+        for piece in self._conn.data_to_send():
+            self.sock.sendall(piece)
+        while True:
+            answers = self._conn.receive_data(self.sock.recv(1 << 16))
+            if answers:
+                _, error, result = answers[0]
+                if error is not None:
+                    raise error
+                return result
+
+    def _buffer(self, elements: int) -> int:
+        handle: int = self._call("buffer.create", size=4 * elements)["buffer"]
+        return handle
+
+    def warm_up(self) -> None:
+        """One launch, so that the pipeline is there."""
+        self.round_trip()
+        self._bytes = self._answered = 0
+
+    def round_trip(self) -> None:
+        self.sock.sendall(self.one)
+        got = 0
+        while got < _ANSWER:
+            got += self.sock.recv_into(self._view)
+        if got != _ANSWER:
+            raise SystemExit(f"an answer of {got} bytes, expected {_ANSWER}: {bytes(self._view[:got])!r}")
+
+    def start(self) -> None:
+        self.sock.setblocking(False)
+        self._send()
+        self._send()
+
+    def _send(self) -> None:
+        burst = memoryview(self._bursts[self._next])
+        self._owed[self._next] = self._chunk
+        self._next ^= 1
+        self._unsent = memoryview(bytes(self._unsent) + bytes(burst)) if self._unsent is not None else burst
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes."""
+        while self._unsent is not None:
+            try:
+                sent = self.sock.send(self._unsent)
+            except BlockingIOError:
+                return
+            self._unsent = self._unsent[sent:] if sent < len(self._unsent) else None
+
+    def receive(self) -> int:
+        """Read once and keep the window full; answers counted."""
+        try:
+            got = self.sock.recv_into(self._view)
+        except BlockingIOError:
+            return 0
+        if got == 0:
+            raise SystemExit("the daemon closed the connection")
+        self._bytes += got
+        new = self._bytes // _ANSWER - self._answered
+        self._answered += new
+        left = new
+        while left and any(self._owed):
+            taken = min(left, self._owed[self._next])
+            self._owed[self._next] -= taken
+            left -= taken
+            if self._owed[self._next] == 0:
+                if self._stopped:
+                    self._next ^= 1
+                else:
+                    self._send()
+        self.flush()
+        return new
+
+    def finish(self) -> None:
+        """Read what is owed, and make sure that every answer was a success: another has another size."""
+        self._stopped = True
+        self.sock.setblocking(True)
+        self.sock.settimeout(30)
+        if self._unsent is not None:
+            self.sock.sendall(self._unsent)
+            self._unsent = None
+        while any(self._owed):
+            self.receive()
+        if self._bytes != self._answered * _ANSWER:
+            raise SystemExit("some answers were no successes: their sizes differ")
+
+
+def latency(connection: Connection, count: int) -> dict[str, float]:
+    """Round trips one at a time: microseconds, p50 and p95."""
+    times = []
+    for _ in range(count):
+        started = time.perf_counter_ns()
+        connection.round_trip()
+        times.append((time.perf_counter_ns() - started) / 1000)
+    return {"p50_us": statistics.median(times), "p95_us": statistics.quantiles(times, n=20)[-1]}
+
+
+def throughput(connections: list[Connection], seconds: float) -> dict[str, float]:
+    """Windows kept full on every connection: jobs answered per second, the first fifth of the time not counted."""
+    with selectors.DefaultSelector() as selector:
+        for connection in connections:
+            connection.start()
+            selector.register(connection.sock, selectors.EVENT_READ, connection)
+        begin = time.perf_counter()
+        warm, end = begin + seconds / 5, begin + seconds
+        jobs, since = 0, 0.0
+        while (now := time.perf_counter()) < end:
+            for key, _ in selector.select(0.1):
+                answered = key.data.receive()
+                if now >= warm:
+                    since = since or now
+                    jobs += answered
+        rate = jobs / (time.perf_counter() - since)
+    for connection in connections:
+        connection.finish()
+    return {"jobs": jobs, "jobs_per_s": rate}
+
+
+def main() -> None:
+    path, spirv, options = sys.argv[1], Path(sys.argv[2]).read_bytes(), json.loads(sys.argv[3])
+    connections = [
+        Connection(
+            path,
+            spirv,
+            window=options["window"],
+            independent=options["independent"],
+            elements=options["elements"],
+            device=options["device"],
+        )
+        for _ in range(options["clients"])
+    ]
+    for connection in connections:
+        connection.warm_up()
+    started = time.process_time()
+    if options["window"] == 1:
+        result = latency(connections[0], options["count"])
+    else:
+        result = throughput(connections, options["seconds"])
+    result["load_cpu_s"] = time.process_time() - started
+    sys.stdout.write(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
