@@ -148,7 +148,7 @@ class PipelineCache:
         # One writer a path: the daemon that holds the socket. The process id keeps a second one's file apart.
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
-            with temporary.open("wb") as file:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(data)
             os.replace(temporary, path)
         finally:
