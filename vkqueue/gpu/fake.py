@@ -125,7 +125,7 @@ class FakeBackend:
         self._submissions[serial].fence.put(None)
 
     def fail(self, call: Call, error: Exception, times: int = 1) -> None:
-        """Let the next `times` calls of this name raise `error`."""
+        """Let the next `times` calls of this name raise `error`; a DeviceLostError stays true for good."""
         self._failures.setdefault(call, deque()).extend([error] * times)
 
     def fail_row(self, msgid: int, error: VkqueueError) -> None:
@@ -210,8 +210,9 @@ class FakeBackend:
         return True
 
     def collect(self, submission: Submission) -> Completion:
-        self._enter("wait", "collect", submission.batch.serial)
         mine = cast(FakeSubmission, submission)
+        mine.collected = True  # also when it fails: there is no second attempt
+        self._enter("wait", "collect", submission.batch.serial)
         if not mine.done:
             self._violated(f"batch {submission.batch.serial} is collected before its fence is known")
         completion = mine.completion
@@ -221,7 +222,6 @@ class FakeBackend:
                 if row[ROW_OPTIONS] is not None and row[ROW_OPTIONS].timing:
                     completion.device_us[index] = 1
         completion.finished_ns = time.monotonic_ns()
-        mine.collected = True
         return completion
 
     # Compile thread
@@ -255,13 +255,16 @@ class FakeBackend:
     def _enter(self, thread: str, call: Call, number: int) -> None:
         self.log.append((call, number))
         self._on_thread(thread)
+        if call in ("submit", "wait", "collect", "compile"):
+            self._raise_lost()
         if self.on_call is not None:
             self.on_call(call, number)
         scripted = self._failures.get(call)
         if scripted:
-            raise scripted.popleft()
-        if call in ("submit", "wait", "collect", "compile"):
-            self._raise_lost()
+            error = scripted.popleft()
+            if isinstance(error, DeviceLostError):
+                self._lost = error
+            raise error
 
     def _on_thread(self, name: str) -> None:
         known = self._threads.setdefault(name, get_ident())
