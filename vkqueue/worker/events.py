@@ -33,8 +33,12 @@ class DeviceLost:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The last event. `clean`: everything on the device is freed; if not, a wait or a build was abandoned and
-    the objects of this device are left for the end of the process to free."""
+    """The last event, but for the answer to a build that was abandoned.
+
+    Attributes:
+        clean: everything on the device is freed. If not, a wait or a build was abandoned, and the objects of
+            this device are left for the end of the process to free.
+    """
 
     clean: bool
 

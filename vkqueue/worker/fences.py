@@ -122,6 +122,12 @@ class FenceLine:
         self._flights: deque[_Flight] = deque()
         self._turn_ns = 0  # when the batch before the first unanswered one ended or was given up
         self._wait_failures = 0
+        self._idle = True
+
+    @property
+    def idle(self) -> bool:
+        """Whether no fence is out. A lost device counts as idle, one that was given up does not."""
+        return self._idle and not self._flights
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -139,7 +145,7 @@ class FenceLine:
             self._step()
         except Exception as error:  # ours; without this the device's jobs would never be answered
             log.exception("the wait for the device failed")
-            self._lose(DeviceLostError(f"the daemon failed while waiting: {type(error).__name__}: {error}"))
+            self._give_up(f"the daemon failed while waiting: {type(error).__name__}: {error}")
 
     def _step(self) -> None:
         gone = self._device_lost.value
@@ -169,6 +175,7 @@ class FenceLine:
         for flight in self._flights:
             if not flight.answered:
                 self._answer_early(flight, error)
+        self._idle = self.idle
         self._flights.clear()
 
     def _turn(self) -> _Flight | None:
@@ -219,12 +226,17 @@ class FenceLine:
                 known = flight.submission.completion
                 self._deliver(lost(known.batch, error, known))
 
+    def _give_up(self, reason: str) -> None:
+        """Treat the device as lost without knowing it, so as to answer its jobs and open it anew."""
+        self._idle = False
+        self._lose(DeviceLostError(reason))
+
     def _wait_failed(self, first: _Flight, error: VkqueueError) -> None:
         if not first.answered:
             self._answer_early(first, error)
         self._wait_failures += 1
         if self._wait_failures == _WAIT_ATTEMPTS:
-            self._lose(DeviceLostError(f"waiting for the device keeps failing; it is given up: {error.message}"))
+            self._give_up(f"waiting for the device keeps failing; it is given up: {error.message}")
             return
         time.sleep(_WAIT_PAUSE_S)
 

@@ -87,7 +87,9 @@ class DeviceThread:
         self._thread.start()
 
     def post(self, item: Batch | Release) -> bool:
-        """Any thread. False when the device is not (or no more) there and the item was not taken."""
+        """Any thread. False when the device is not there, or told to stop, and the item was not taken."""
+        if self._stop_at.value is not None:  # what comes late would only delay the end
+            return False
         return self._inbox.post(item)
 
     def compile(self, spec: PipelineSpec) -> bool:
@@ -141,12 +143,12 @@ class DeviceThread:
 
     def _work(self, backend: Backend) -> bool:
         """Do what is posted until told to stop; whether the device is idle then."""
-        waiting = self._waiting_side(backend)
+        line, waiting = self._waiting_side(backend)
         while True:
             item = waiting.next_item()
             self._retire_finished(backend)
             if item is Signal.WAITED:
-                return waiting.idle
+                return line.idle
             if item is None:
                 waiting.finish()
             elif isinstance(item, Batch):
@@ -157,7 +159,7 @@ class DeviceThread:
             # look finds the release, and sends a signal.
             self._retire_finished(backend)
 
-    def _waiting_side(self, backend: Backend) -> Waiting:
+    def _waiting_side(self, backend: Backend) -> tuple[FenceLine, Waiting]:
         same = self._waiter == "same"
 
         def retire(submission: Submission) -> None:
@@ -175,8 +177,8 @@ class DeviceThread:
             slice_s=min(self._slice_s, _SAME_SLICE_S) if same else self._slice_s,
         )
         if same:
-            return SameThread(self._inbox, line, self._stop_at)
-        return Companion(f"{self._name}-wait", self._inbox, line, self._stop_at, self._deliver)
+            return line, SameThread(self._inbox, line, self._stop_at)
+        return line, Companion(f"{self._name}-wait", self._inbox, line, self._stop_at, self._deliver)
 
     def _submit(self, backend: Backend, waiting: Waiting, batch: Batch) -> None:
         gone = self._device_lost.value

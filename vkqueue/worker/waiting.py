@@ -33,9 +33,6 @@ Item: TypeAlias = Batch | Release | Signal | None
 class Waiting(Protocol):
     """The waiting side, as the worker thread sees it."""
 
-    idle: bool
-    """After WAITED: whether all fences are known."""
-
     def add(self, submission: Submission, delivered: bool) -> None:
         """See FenceLine.add."""
 
@@ -50,7 +47,6 @@ class SameThread:
     """Waits on the worker thread."""
 
     def __init__(self, inbox: Inbox[Item], line: FenceLine, stop_at: Latch[float]) -> None:
-        self.idle = True
         self._inbox = inbox
         self._line = line
         self._stop_at = stop_at
@@ -67,7 +63,6 @@ class SameThread:
         except queue.Empty:
             pass
         if _is_past(self._stop_at):
-            self.idle = False
             self._line.abandon()
             return Signal.WAITED
         self._line.step()
@@ -83,7 +78,6 @@ class Companion:
     def __init__(
         self, name: str, inbox: Inbox[Item], line: FenceLine, stop_at: Latch[float], deliver: Deliver
     ) -> None:
-        self.idle = True
         self._inbox = inbox
         self._line = line
         self._stop_at = stop_at
@@ -116,7 +110,6 @@ class Companion:
                 self._line.step()
         for entry in self._submissions.close():
             self._take(entry)
-        self.idle = not self._line
         self._line.abandon()
         self._inbox.post(Signal.WAITED)
 
