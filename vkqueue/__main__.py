@@ -1,0 +1,5 @@
+"""`python -m vkqueue`: the command line."""
+
+from vkqueue.cli import main
+
+main()
