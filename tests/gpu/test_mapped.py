@@ -39,7 +39,9 @@ def test_a_large_copy_past_the_end_raises(backing: ctypes.Array[ctypes.c_char]) 
             call()
 
 
-def test_memory_that_is_not_coherent_is_flushed_once_and_invalidated_before_reads(backing: ctypes.Array[ctypes.c_char]) -> None:
+def test_memory_that_is_not_coherent_is_flushed_once_and_invalidated_before_reads(
+    backing: ctypes.Array[ctypes.c_char],
+) -> None:
     log: list[object] = []
 
     class Cache:

@@ -27,6 +27,7 @@ class Frame:
             `main` in the same submission, if `setup_used`.
         main: command buffer of the rows.
         begun: whether `main` is being recorded.
+        broken: a command buffer could not be begun; nothing of the batch can be submitted.
         slices: of staging memory.
         results: (row index, slices to read), once the fence has signalled.
         host_sees: whether the device writes staging memory that the host reads or writes afterwards.
@@ -56,7 +57,7 @@ class Frame:
             self.fence = device.create("VkFence", arena.struct("VkFenceCreateInfo"))
         self.main_param, self.setup_param = param(self.main), param(self.setup)
         self.slices = Slices()
-        self.begun = self.setup_used = self.host_sees = False
+        self.begun = self.broken = self.setup_used = self.host_sees = False
         self.by_host: set[int] = set()
         self.results: list[tuple[int, list[Slice]]] = []
         self.copies_out: list[tuple[Slice, Slice]] = []
@@ -74,9 +75,11 @@ class Frame:
         """Begin `setup` or `main`.
 
         Raises:
-            OutOfDeviceMemoryError
+            OutOfDeviceMemoryError: and `broken` is set.
         """
+        self.broken = True
         self._device.hot.begin_command_buffer(command, self._begin_address)
+        self.broken = False
 
     def end(self, command: int) -> None:
         """End `setup` or `main`.
@@ -148,7 +151,7 @@ class Frame:
         """Make it ready for another batch. Its fence has been waited for, or nothing was submitted."""
         device = self._device
         self.slices.give_back()
-        self.begun = self.setup_used = self.host_sees = False
+        self.begun = self.broken = self.setup_used = self.host_sees = False
         self.by_host.clear()
         self.results.clear()
         self.copies_out.clear()

@@ -70,7 +70,7 @@ class Recorder:
 
         Raises:
             DeviceLostError
-            OutOfDeviceMemoryError: the command buffer could not be finished.
+            OutOfDeviceMemoryError: a command buffer could not be begun or finished.
         """
         raw, commands = self._raw, self._commands
         bind_pipeline, push_constants, dispatch = raw.cmd_bind_pipeline, raw.cmd_push_constants, raw.cmd_dispatch
@@ -156,9 +156,9 @@ class Recorder:
                             started = frame.start_timing(index)
                             dispatch(main, x, y, z)
                             frame.stop_timing(started)
-            except DeviceLostError:
-                raise
             except VkqueueError as error:
+                if frame.broken or isinstance(error, DeviceLostError):
+                    raise
                 errors[index] = error
             except Exception as error:
                 log.exception("row %d of batch %d could not be recorded", index, batch.serial)
@@ -179,11 +179,7 @@ class Recorder:
         self._owed = not done
 
     def _begin(self, frame: Frame) -> None:
-        try:
-            frame.begin(frame.main)
-        except VkqueueError:
-            self._owed = True  # the row's own barrier, if it has one, is left to the next that gets this far
-            raise
+        frame.begin(frame.main)
         frame.begun = True
         if self._owed:
             self._commands.barrier(frame.main_param)
