@@ -132,12 +132,22 @@ class TestInject:
             assert calls.vkDeviceWaitIdle(1) == binding.VK_TIMEOUT
 
     def test_hot_calls_that_return_a_result_are_reached(self) -> None:
-        callback = binding.ffi.callback("PFN_vkEndCommandBuffer", lambda buffer: 0)
+        made = []
+        callback = binding.ffi.callback("PFN_vkEndCommandBuffer", lambda buffer: made.append(1) or 0)
         table = hot.Hot(lambda name: binding.address(callback) if name == "vkEndCommandBuffer" else 0)
         with binding.inject("vkEndCommandBuffer", "VK_ERROR_OUT_OF_DEVICE_MEMORY"):
             with pytest.raises(errors.OutOfDeviceMemoryError, match="vkEndCommandBuffer"):
                 table.end_command_buffer(1)
+            assert made == []
             assert table.end_command_buffer(1) == 0
+        assert made == [1]
+
+    def test_hot_calls_raise_what_the_driver_returns(self) -> None:
+        callback = binding.ffi.callback("PFN_vkGetFenceStatus", lambda device, fence: -4 if device else 1)
+        table = hot.Hot(lambda name: binding.address(callback) if name == "vkGetFenceStatus" else 0)
+        assert table.get_fence_status(0, 1) == binding.VK_NOT_READY
+        with pytest.raises(errors.DeviceLostError, match="vkGetFenceStatus"):
+            table.get_fence_status(1, 1)
 
 
 class TestThreads:

@@ -85,7 +85,7 @@ def chained_types(head: Any) -> list[int]:
 
 def listed(loader: MadeUpLoader, version: tuple[int, int] = (1, 3)) -> list[PhysicalDevice]:
     instance = Instance.__new__(Instance)
-    instance.handle, instance.version = 1, version
+    instance.handle, instance.version, instance.validation = 1, version, False
     instance.calls = loader  # type: ignore[assignment]
     return list_devices(instance)
 
@@ -193,7 +193,8 @@ class TestFeatureTables:
     def test_cooperative_matrices_only_where_their_accesses_are_bounded(self) -> None:
         for bounded in (False, True):
             present = {"cooperativeMatrix": True, "cooperativeMatrixRobustBufferAccess": bounded}
-            assert features.wanted(present, robustness2=True)["cooperativeMatrix"] is bounded
+            assert features.wanted(present)["cooperativeMatrix"] is bounded
+            assert features.wanted(present, isolate=False)["cooperativeMatrix"] is True
 
     def test_structs_newer_than_the_headers_have_the_right_type(self) -> None:
         borrowed = [block for block in features.FEATURES if block.stype]
@@ -238,7 +239,16 @@ class TestInfo:
         for name, present in device.physical.present.items():
             if name != "cooperativeMatrix":
                 assert device.info.features[name] is present, name
-        assert all(device.info.features[name] for name in device.extensions)
+        assert device.info.features["VK_KHR_push_descriptor"] is device.push_descriptors
+
+    def test_an_old_validation_layer_is_spared_what_it_does_not_know(
+        self, instance: Instance, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("vkqueue.gpu.physical.recent_extensions", lambda: frozenset({"VK_KHR_push_descriptor"}))
+        monkeypatch.setattr(instance, "validation", True)
+        for version, spared in (((1, 3, 239), True), ((1, 4, 300), False)):
+            monkeypatch.setattr(instance, "layer_version", version)
+            assert ("VK_KHR_push_descriptor" not in list_devices(instance)[0].extensions) is spared
 
     def test_the_list_says_what_the_opened_device_says(self, physical: PhysicalDevice, device: Device) -> None:
         assert physical.info == device.info

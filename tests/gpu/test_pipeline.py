@@ -291,7 +291,8 @@ assert not instance.live.counts()
 print("fine")
 """
     root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONMALLOC": "debug", "PYTHONPATH": str(root)}
+    path = filter(None, (str(root), os.environ.get("PYTHONPATH")))
+    environment = {**os.environ, "PYTHONMALLOC": "debug", "PYTHONPATH": os.pathsep.join(path)}
     child = subprocess.run(
         [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True, check=False
     )

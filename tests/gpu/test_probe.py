@@ -174,7 +174,7 @@ class TestForReal:
         result = probe_devices(
             {
                 **os.environ,
-                "PYTHONPATH": str(tmp_path),
+                "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))),
                 "VK_DRIVER_FILES": f"{tmp_path / 'broken.json'}:{driver}",
             }
         )

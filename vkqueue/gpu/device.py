@@ -87,6 +87,8 @@ class DeviceOptions:
         cache_dir: where the pipeline cache is kept, None for not.
         robustness2: bound accesses by descriptor ranges where the device can; False to try the other path.
         external_memory_host: import clients' memory where the device can.
+        isolate: enable no feature whose accesses the device does not bound; False for a daemon of one user, who may
+            want cooperative matrices of a device that does not.
     """
 
     descriptors: str = "auto"
@@ -97,6 +99,7 @@ class DeviceOptions:
     cache_dir: Path | None = None
     robustness2: bool = True
     external_memory_host: bool = True
+    isolate: bool = True
 
     def __post_init__(self) -> None:
         if self.descriptors not in ("auto", "push", "sets"):
@@ -137,7 +140,7 @@ class Device:
         self.owner = binding.Owner()
         self.live = physical.instance.live
         self.extensions = frozenset(used_extensions(physical.version, physical.extensions))
-        self.enabled = wanted(physical.present, robustness2=options.robustness2)
+        self.enabled = wanted(physical.present, robustness2=options.robustness2, isolate=options.isolate)
         self.calls: binding.Calls
         self.hot: Hot
         self.raw: Raw
@@ -161,7 +164,7 @@ class Device:
         self.debug_labels = options.debug_labels and self.instance.debug_utils
         self.timestamp_period = float(limits["timestampPeriod"]) if physical.timestamp_bits else 0.0
         self.timestamp_mask = (1 << physical.timestamp_bits) - 1
-        self.info = info_of(physical, self.enabled, self.extensions, self.max_push_descriptors)
+        self.info = info_of(physical, self.enabled, self.max_push_descriptors)
 
     def _open(self) -> None:
         ffi = binding.ffi

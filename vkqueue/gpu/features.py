@@ -19,6 +19,9 @@ Version = tuple[int, int]
 NEWEST: Version = (1, 3)
 """The newest version whose structs the binding has; newer devices are used as this one."""
 
+KNOWS_RECENT = (1, 3, 290)
+"""A validation layer of this version knows every struct below; older ones report the recent ones as unknown."""
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -39,6 +42,11 @@ class Block:
     until: Version | None = None
     extension: str | None = None
     stype: int | None = None
+
+    @property
+    def recent(self) -> bool:
+        """Whether validation layers before `KNOWS_RECENT` take the struct for an error."""
+        return self.stype is not None or self.extension == "VK_KHR_cooperative_matrix"
 
     def known(self, version: Version, extensions: Container[str | None]) -> bool:
         """Whether a device of this version with these extensions knows the struct."""
@@ -402,6 +410,11 @@ def used_extensions(version: Version, available: frozenset[str]) -> tuple[str, .
     return tuple(names)
 
 
+def recent_extensions() -> frozenset[str]:
+    """Those that an old validation layer must not see."""
+    return frozenset(block.extension for block in FEATURES if block.recent and block.extension)
+
+
 def chain(
     arena: Arena, head: Any, blocks: Iterable[Block], version: Version, available: frozenset[str]
 ) -> list[tuple[Block, Any]]:
@@ -425,15 +438,16 @@ def fields(block: Block) -> list[tuple[str, str]]:
     return list(zip(block.names, shape, strict=False))
 
 
-def wanted(present: dict[str, bool], *, robustness2: bool) -> dict[str, bool]:
+def wanted(present: dict[str, bool], *, robustness2: bool = True, isolate: bool = True) -> dict[str, bool]:
     """Which of the features that are present get enabled.
 
     Args:
         robustness2: False leaves accesses bounded by buffers only, to try that path on a device that has it.
+        isolate: leave out what would reach beyond the bounds of buffers.
     """
     chosen = dict(present)
-    # Without it, loads and stores of matrices are not bounded and reach other clients' memory.
-    if not present.get("cooperativeMatrixRobustBufferAccess"):
+    # Without it, loads and stores of matrices are not bounded and reach other clients' memory (NVIDIA 580).
+    if isolate and not present.get("cooperativeMatrixRobustBufferAccess"):
         chosen["cooperativeMatrix"] = False
     if not robustness2:
         chosen["robustBufferAccess2"] = chosen["nullDescriptor"] = False

@@ -45,7 +45,7 @@ class Instance:
         calls: functions of the instance and of physical devices.
         version: the Vulkan version that devices are used as, at most.
         debug_utils: whether labels and names can be given.
-        validation: whether the validation layer is on.
+        validation: whether the validation layer is on; `layer_version` is then its version.
         messages: what the validation layer reported, up to the end of `close`, newest 10,000.
         message_count: how many it reported in all.
         live: counts of the objects of the instance and its devices.
@@ -56,6 +56,7 @@ class Instance:
         self.version = version
         self.debug_utils = debug_utils
         self.validation = validation
+        self.layer_version = (0, 0, 0)
         self.messages: deque[Message] = deque(maxlen=_MAX_MESSAGES)
         self.message_count = 0
         self.live = binding.LiveObjects()
@@ -156,16 +157,18 @@ def open_instance(*, validation: bool = False, app_name: str = "vkqueue") -> Ins
     """
     calls = binding.loader_calls()
     version = _loader_version(calls)
-    extensions = _names(calls, "vkEnumerateInstanceExtensionProperties", binding.ffi.NULL)
+    extensions = _extensions(calls, binding.ffi.NULL)
     layers: list[str] = []
     used = [DEBUG_UTILS] if DEBUG_UTILS in extensions else []
+    layer_version = _layer_version(calls) if validation else None
     if validation:
-        if VALIDATION_LAYER not in _names(calls, "vkEnumerateInstanceLayerProperties"):
+        if layer_version is None:
             raise UnsupportedError(NO_LAYER, {"missing": VALIDATION_LAYER})
         layers.append(VALIDATION_LAYER)
-        of_layer = _names(calls, "vkEnumerateInstanceExtensionProperties", VALIDATION_LAYER.encode())
+        of_layer = _extensions(calls, VALIDATION_LAYER.encode())
         used += [name for name in (DEBUG_UTILS, VALIDATION_FEATURES) if name in of_layer and name not in used]
     instance = Instance(min(version, NEWEST), DEBUG_UTILS in used, validation)
+    instance.layer_version = layer_version or (0, 0, 0)
     instance._open(layers, used, app_name)
     return instance
 
@@ -189,11 +192,18 @@ def listing(call: Any, type_name: str, *args: Any) -> Any:
             return array
 
 
-def _names(calls: binding.Calls, call: str, *args: Any) -> list[str]:
-    layers = call == "vkEnumerateInstanceLayerProperties"
-    kind, field = ("VkLayerProperties", "layerName") if layers else ("VkExtensionProperties", "extensionName")
-    found = listing(getattr(calls, call), kind, *args)
-    return [binding.ffi.string(getattr(item, field)).decode() for item in found]
+def _extensions(calls: binding.Calls, layer: Any) -> list[str]:
+    """Those of a layer, or with NULL those of the loader and the drivers."""
+    found = listing(calls.vkEnumerateInstanceExtensionProperties, "VkExtensionProperties", layer)
+    return [binding.ffi.string(item.extensionName).decode() for item in found]
+
+
+def _layer_version(calls: binding.Calls) -> tuple[int, int, int] | None:
+    """The validation layer's, None when it is not installed."""
+    for layer in listing(calls.vkEnumerateInstanceLayerProperties, "VkLayerProperties"):
+        if binding.ffi.string(layer.layerName).decode() == VALIDATION_LAYER:
+            return split_version(layer.specVersion)
+    return None
 
 
 def make_version(version: Version) -> int:

@@ -13,14 +13,17 @@ from vkqueue.gpu.features import (
     BOOLEANS,
     CORE_FEATURES,
     FEATURES,
+    KNOWS_RECENT,
+    PLAIN_EXTENSIONS,
+    PROMOTED_EXTENSIONS,
     PROPERTIES,
     RENAMED,
     Version,
     all_feature_names,
     chain,
     fields,
+    recent_extensions,
     spirv_version,
-    used_extensions,
     wanted,
 )
 from vkqueue.gpu.instance import Instance, listing, split_version
@@ -129,6 +132,8 @@ def _describe(instance: Instance, index: int, handle: Any, core: Any, family: tu
     version = min(split_version(core.apiVersion)[:2], instance.version)
     found = listing(instance.calls.vkEnumerateDeviceExtensionProperties, "VkExtensionProperties", handle, ffi.NULL)
     extensions = frozenset(ffi.string(item.extensionName).decode() for item in found)
+    if instance.validation and instance.layer_version < KNOWS_RECENT:
+        extensions -= recent_extensions()
     facts = _query_properties(instance, handle, version, extensions)
     memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
     instance.calls.vkGetPhysicalDeviceMemoryProperties(handle, memory)
@@ -163,23 +168,18 @@ def _describe(instance: Instance, index: int, handle: Any, core: Any, family: tu
             timestamps=bool(family[1]),
         ),
     )
-    info = info_of(
-        physical,
-        wanted(physical.present, robustness2=True),
-        frozenset(used_extensions(version, extensions)),
-        physical.info.limits.get("maxPushDescriptors", 0),
-    )
+    info = info_of(physical, wanted(physical.present), physical.info.limits.get("maxPushDescriptors", 0))
     return dataclasses.replace(physical, info=info)
 
 
-def info_of(
-    physical: PhysicalDevice, enabled: dict[str, bool], extensions: frozenset[str], max_push: int
-) -> DeviceInfo:
-    """What `devices` reports of a device with these features and extensions enabled."""
+def info_of(physical: PhysicalDevice, enabled: dict[str, bool], max_push: int) -> DeviceInfo:
+    """What `devices` reports of a device with these features enabled."""
     features = {name: enabled.get(name, False) for name in all_feature_names()}
     features["bufferDeviceAddress"] = False
-    # By Vulkan's own names too: some capabilities of a module stand for an extension without features.
-    features.update(dict.fromkeys(sorted(extensions), True))
+    # Some capabilities of a module stand for an extension that has no features: report those by its name.
+    for name in (*PLAIN_EXTENSIONS, *PROMOTED_EXTENSIONS):
+        core = PROMOTED_EXTENSIONS.get(name)
+        features[name] = name in physical.extensions or (core is not None and physical.version >= core)
     return dataclasses.replace(physical.info, features=features, max_push_descriptors=max_push)
 
 
