@@ -73,7 +73,12 @@ class Daemon:
                 stderr=log,
                 cwd=folder,
             )
-        self._wait_until_it_answers()
+        try:
+            self._wait_until_it_answers()
+        except BaseException:
+            self.process.kill()
+            self.stop()
+            raise
 
     def _wait_until_it_answers(self) -> None:
         for _ in range(600):
@@ -85,7 +90,7 @@ class Daemon:
                 return
             except (ConnectionError, FileNotFoundError):
                 time.sleep(0.05)
-        raise AssertionError(f"the daemon does not answer:\n{self.log.read_text()}")
+        raise AssertionError(f"the daemon (status {self.process.poll()}) does not answer:\n{self.log.read_text()}")
 
     def client(self, **params: Any) -> RawClient:
         return RawClient(self.path, **params)

@@ -25,13 +25,21 @@ class RawClient:
     def __init__(self, path: Path | str, hello: bool = True, timeout: float = 30, **params: Any) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(timeout)
-        self.sock.connect(str(path))
+        try:
+            self.sock.connect(str(path))
+        except OSError:
+            self.sock.close()
+            raise
         self.unpacker = msgpack.Unpacker(max_buffer_size=2**31 - 1, strict_map_key=False)
         self.answers: dict[int, tuple[Any, Any]] = {}
         self.notices: list[Any] = []
         self.order: list[int] = []
         self.msgid = 0
-        self.welcome = self.call("hello", protocol=1, client="raw", **params) if hello else None
+        try:
+            self.welcome = self.call("hello", protocol=1, client="raw", **params) if hello else None
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> RawClient:
         return self

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vkqueue.errors import DeviceLostError, ShuttingDownError, UnsupportedError, VkqueueError
@@ -122,7 +123,7 @@ class Device:
 
     def opened(self, info: DeviceInfo) -> None:
         """The worker thread has the device."""
-        self.info = info
+        self.info = replace(info, index=self.index)  # the daemon's own count, of the selected ones
         self.failure = None
         self.stream = Stream(info.max_push_descriptors, info.direct_write_max, info.direct_read_max)
 
