@@ -226,7 +226,10 @@ class _Reflector:
         self._need_feature(needs, block)
         where = self._place(variable)
         if count == 0:
-            needs["refuse"].append(f"an unsized array of descriptors (set {where[0]}, binding {where[1]})")
+            needs["refuse"].append(
+                f"an unsized array of descriptors (set {where[0]}, binding {where[1]}; capability "
+                "RuntimeDescriptorArray); give it a size"
+            )
         entry: dict[str, Any] = {
             "set": where[0],
             "binding": where[1],
@@ -269,7 +272,10 @@ class _Reflector:
         refused = []
         if module.addressing != 0:
             model = enumerant("AddressingModel", module.addressing)
-            refused.append(f"device addresses (addressing model {model}); the daemon binds buffers, by descriptors")
+            refused.append(
+                f"device addresses (capability PhysicalStorageBufferAddresses, addressing model {model}); "
+                "bind buffers instead"
+            )
         for name in module.sets.values():
             if not name.startswith(("GLSL.std.450", "NonSemantic.", "SPV_AMD_")) and "DebugInfo" not in name:
                 refused.append(f"the instruction set {name[:80]!r}")

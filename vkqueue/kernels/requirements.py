@@ -95,7 +95,6 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
     "GroupNonUniformShuffleRelative": ("subgroup:SHUFFLE_RELATIVE",),
     "GroupNonUniformClustered": ("subgroup:CLUSTERED",),
     "GroupNonUniformQuad": ("subgroup:QUAD",),
-    "GroupNonUniformPartitionedEXT": ("subgroup:PARTITIONED",),
     "GroupNonUniformPartitionedNV": ("subgroup:PARTITIONED",),
 }
 for _what in ("Add", "MinMax"):
@@ -187,7 +186,7 @@ def unsupported(
     device = _Device(limits, features, (version[0], version[1]))
     needs = kernel["needs"]
     if needs["refuse"]:
-        return str(needs["refuse"][0])
+        return "; ".join(filter(None, (needs["refuse"][0], _capabilities(kernel, device))))
     if strict and needs["dynamic_descriptors"]:
         return (
             "an array of descriptors is indexed by a value that is not constant, which strict isolation does not "
