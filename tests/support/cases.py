@@ -196,7 +196,8 @@ def _contents(b: dict[str, Any]) -> Array:
         return generate(n, dtype, **b["gen"]).reshape(shape)
     if "arange" in b:
         start, step = b["arange"]["start"], b["arange"]["step"]
-        return (start + step * np.arange(n)).astype(dtype).reshape(shape)
+        array = np.asarray(start + step * np.arange(n), dtype)
+        return array.reshape(shape)
     return np.full(shape, b.get("fill", 0), dtype)
 
 
@@ -214,7 +215,7 @@ def generate(n: int, dtype: npt.DTypeLike, *, seed: int, lo: float, hi: float) -
         values: Array = lo + (hi - lo) * u
     else:
         values = lo + np.floor((hi - lo) * u)
-    return values.astype(dtype)
+    return np.asarray(values.astype(dtype))
 
 
 class Case:

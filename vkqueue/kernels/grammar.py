@@ -41,22 +41,21 @@ Operand: TypeAlias = tuple[str, int, int]
 """(letter of the grammar, first word, words); the words count within the module."""
 
 
-def _tokens(operands: str) -> list[tuple[str, str]]:
-    """("i", "*") and the like."""
-    tokens: list[tuple[str, str]] = []
+def tokens(operands: str) -> list[tuple[str, str]]:
+    """A string of operands as pairs: ("i", "*") and the like."""
+    found: list[tuple[str, str]] = []
     for char in operands:
         if char in "?*":
-            tokens[-1] = (tokens[-1][0], char)
+            found[-1] = (found[-1][0], char)
         else:
-            tokens.append((char, ""))
-    return tokens
+            found.append((char, ""))
+    return found
 
 
 def _shape(name: str, operands: str) -> Shape:
-    tokens = _tokens(operands)
     ids: list[int] = []
     low, rest, slow = 1, "", False
-    for letter, quantifier in tokens:
+    for letter, quantifier in tokens(operands):
         if quantifier:
             # "i?i?" and the like are as good as "i*" with an upper bound; other mixtures are walked.
             rest = letter if letter in "in" and rest in ("", letter) else "?"
@@ -88,18 +87,17 @@ def _entries(text: str) -> dict[int, Enumerant]:
     return entries
 
 
-_ENUMS: dict[str, dict[int, Enumerant]] = {letter: _entries(text) for letter, text in ENUMERANTS.items()}
+ENUMS: dict[str, dict[int, Enumerant]] = {letter: _entries(text) for letter, text in ENUMERANTS.items()}
 
 
 def _has_operands(letter: str) -> bool:
-    return any(e.operands for e in _ENUMS[letter].values())
+    return any(e.operands for e in ENUMS[letter].values())
 
 
 SHAPES: dict[int, Shape] = {
     opcode: _shape(entry.name, entry.operands) for opcode, entry in _entries(INSTRUCTIONS).items()
 }
 _LETTERS = {kind: letter for letter, kind in KINDS.items()}
-CAPABILITY_NUMBERS: dict[str, int] = {e.name: number for number, e in _ENUMS["C"].items()}
 
 
 def opcode_name(opcode: int) -> str:
@@ -110,17 +108,17 @@ def opcode_name(opcode: int) -> str:
 
 def enumerant(kind: str, value: int) -> str:
     """Name of a value of "Capability", "StorageClass", ...; its number in digits when the table has none."""
-    entry = _ENUMS[_LETTERS[kind]].get(value)
+    entry = ENUMS[_LETTERS[kind]].get(value)
     return entry.name if entry else str(value)
 
 
 def mask_names(letter: str, value: int) -> str:
     """Names of the bits of a mask operand, joined by `|`."""
     if letter not in MASKS or value == 0:
-        entry = _ENUMS[letter].get(value)
+        entry = ENUMS[letter].get(value)
         return entry.name if entry else ("None" if letter in MASKS else str(value))
     bits = [1 << bit for bit in range(32) if value >> bit & 1]
-    return "|".join(_ENUMS[letter][bit].name if bit in _ENUMS[letter] else hex(bit) for bit in bits)
+    return "|".join(ENUMS[letter][bit].name if bit in ENUMS[letter] else hex(bit) for bit in bits)
 
 
 class OperandFault(Exception):
@@ -160,7 +158,7 @@ class Walk:
         return self._out
 
     def _sequence(self, operands: str, start: int) -> None:
-        for letter, quantifier in _tokens(operands):
+        for letter, quantifier in tokens(operands):
             if quantifier == "":
                 self._one(letter, start)
             elif quantifier == "?":
@@ -211,7 +209,7 @@ class Walk:
     def _enumerated(self, letter: str, start: int) -> None:
         self._take(letter, 1)
         value = self._words[self._at - 1]
-        known = _ENUMS[letter]
+        known = ENUMS[letter]
         if letter not in MASKS:
             entry = known.get(value)
             if entry is None:

@@ -246,8 +246,6 @@ def _capabilities(kernel: Mapping[str, Any], device: _Device) -> str | None:
     for name in kernel["capabilities"]:
         if name in _CORE:
             continue
-        if name in _NEVER:
-            return f"capability {name} is not supported: {_NEVER[name]}"
         alternatives = CAPABILITIES.get(name)
         if alternatives is None:
             return f"capability {name} is not supported: no Vulkan feature for compute kernels is known for it"

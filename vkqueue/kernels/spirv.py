@@ -132,10 +132,11 @@ def _instructions(r: Reader) -> None:  # noqa: C901  (the loop over every instru
         if typed and words[at + 1] not in types:
             raise fault(at, f"result type {words[at + 1]} is not a type defined before")
         rank = r.ranks.get(op, BODY)
-        if rank == BODY:
-            if not r.in_block:
+        if rank >= BODY:
+            if r.in_block:
+                r.function.body.append(at)
+            elif rank == BODY:
                 raise fault(at, "outside a block of a function")
-            r.function.body.append(at)
         elif rank < MODULE:
             r.enter_section(at, rank)
         if r.merge_at and not 249 <= op <= 251:
