@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu.rig import HostBuffer, launch, layout_of, run_once, specialization_of
+from gpu.rig import HostBuffer, launch, layout_of, run_once, specialization_of, unavailable
 from support.cases import Case, by_name, of_kind
 
 from vkqueue import errors
 from vkqueue.gpu import binding
-from vkqueue.gpu.device import Device
+from vkqueue.gpu.device import Device, DeviceOptions, list_devices, open_device
+from vkqueue.gpu.instance import Instance
 from vkqueue.gpu.pipeline import PipelineLayout, PipelineTable
 from vkqueue.model import STORAGE, UNIFORM, Layout, PipelineSpec
 
@@ -31,6 +32,17 @@ def either(request: pytest.FixtureRequest, open_test_device: Callable[..., Devic
     return open_test_device(descriptors=request.param)
 
 
+@pytest.fixture(scope="module")
+def both(vulkan: Instance) -> Iterator[dict[str, Device]]:
+    """The same, opened once for all modules of the corpus: opening one costs more than running one."""
+    if not (devices := list_devices(vulkan)):
+        unavailable("no Vulkan device")
+    opened = {choice: open_device(devices[0], DeviceOptions(descriptors=choice)) for choice in ("push", "sets")}
+    yield opened
+    for device in opened.values():
+        device.close()
+
+
 @pytest.fixture
 def table(device: Device) -> Iterator[PipelineTable]:
     opened = PipelineTable(device)
@@ -42,19 +54,24 @@ def spec_of(case: Case, id: int = 1, layout: Layout | None = None, **fields: Any
     return PipelineSpec(id, layout or layout_of(case), case.spirv, fields.pop("entry", case.entry), **fields)
 
 
+@pytest.mark.parametrize("choice", ["push", "sets"])
 @pytest.mark.parametrize("case", of_kind("run"), ids=str)
-def test_every_module_gives_its_results(case: Case, either: Device, allow_module: Callable[[bytes], None]) -> None:
-    info = either.info
+@pytest.mark.usefixtures("instance")
+def test_every_module_gives_its_results(
+    case: Case, choice: str, both: dict[str, Device], allow_module: Callable[[bytes], None]
+) -> None:
+    device = both[choice]
+    info = device.info
     if missing := case.missing(info.limits, info.features, info.api_version):
         pytest.skip(f"the device lacks {missing}")
     allow_module(case.spirv)
-    table = PipelineTable(either)
+    table = PipelineTable(device)
     try:
         for id, run in enumerate(case.runs):
             table.build(spec_of(case, id, specialization=specialization_of(run)))
             pipeline = table.get(id)
             assert pipeline is not None
-            run.check(run_once(either, pipeline, run, raw=bool(id % 2)), info.name)
+            run.check(run_once(device, pipeline, run, raw=bool(id % 2)), info.name)
     finally:
         table.close()
 
