@@ -185,8 +185,11 @@ def unsupported(
     version = tuple(int(part) for part in api_version.split(".")[:2])
     device = _Device(limits, features, (version[0], version[1]))
     needs = kernel["needs"]
+    for name in kernel["capabilities"]:
+        if name in _NEVER:
+            return f"capability {name} is not supported: {_NEVER[name]}"
     if needs["refuse"]:
-        return "; ".join(filter(None, (needs["refuse"][0], _capabilities(kernel, device))))
+        return f"the kernel uses {needs['refuse'][0]}"
     if strict and needs["dynamic_descriptors"]:
         return (
             "an array of descriptors is indexed by a value that is not constant, which strict isolation does not "
