@@ -36,7 +36,7 @@ def _setting(
 
 
 def _devices() -> Any:
-    return field(default=(), metadata={"devices": True})
+    return field(default=("auto",), metadata={"devices": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,8 @@ class DeviceConfig:
     """[device]: which devices are used, and how.
 
     Attributes:
-        select: indices, UUIDs or parts of names, in order of preference; empty ("all" in TOML) for every one.
+        select: indices, UUIDs or parts of names; or ("all",); or ("auto",): all, but software devices (lavapipe)
+            only where there is no other.
         descriptors: push (fails where the device cannot), sets (never pushed), or auto: pushed where possible.
         validation: turn the Khronos validation layers on (slow; for debugging).
         dedicated_allocation: give a buffer memory of its own where the driver prefers that.
@@ -299,13 +300,14 @@ def _check_range(value: float, low: float | None, high: float | None) -> None:
 
 
 def _checked_devices(value: Any) -> tuple[int | str, ...]:
-    if value == "all" or value == ["all"]:
-        return ()
-    wrong = "expected \"all\", or a list of device indices, UUIDs or parts of names"
-    if not isinstance(value, list | tuple):
+    wrong = 'expected "auto", "all", or a list of device indices, UUIDs or parts of names'
+    if value in ("auto", "all"):
+        return (value,)
+    if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"{wrong}, got {_shown(value)}")
     for item in value:
-        if isinstance(item, bool) or not isinstance(item, int | str) or item == "" or item == "all":
+        alone = item in ("auto", "all", "") and len(value) > 1
+        if isinstance(item, bool) or not isinstance(item, int | str) or alone:
             raise ValueError(f"{wrong}, got {_shown(item)} in it")
         if isinstance(item, int) and item < 0:
             raise ValueError(f"{wrong}, got the index {item}")

@@ -111,7 +111,7 @@ def test_without_options_the_defaults_hold(served: Served) -> None:
     assert served().exit_code == 0
     assert served.config is not None
     assert served.config.batching == Config().batching
-    assert served.config.device.select == ()
+    assert served.config.device.select == ("auto",)
 
 
 @pytest.mark.parametrize(

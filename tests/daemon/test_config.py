@@ -48,6 +48,8 @@ def test_the_system_file_keeps_users_apart() -> None:
         ({"device": {"select": [-1]}}, r"device.select: .* got the index -1"),
         ({"device": {"select": [True]}}, r"device.select: .* got True in it"),
         ({"device": {"select": 0}}, r"device.select: .* got 0"),
+        ({"device": {"select": []}}, r"device.select: .* got \[\]"),
+        ({"device": {"select": ["all", 0]}}, r"device.select: .* got 'all' in it"),
         ({"limits": {"max_memory_bytes": -1}}, r"limits.max_memory_bytes: expected at least 0, got -1"),
         (
             {"limits": {"max_output_bytes": 1 << 20}},
@@ -78,7 +80,7 @@ def test_a_value_is_kept_in_the_form_of_its_kind() -> None:
     assert type(config.daemon.write_timeout_s) is float
     assert config.daemon.allow_users == ("a",)
     assert config.device.select == (0, "H200")
-    assert config.replace({"device": {"select": "all"}}, "x").device.select == ()
+    assert config.replace({"device": {"select": "all"}}, "x").device.select == ("all",)
 
 
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from vkqueue.config import Config
+from vkqueue.daemon.lifecycle import CallSoon, Parts
 from vkqueue.daemon.session import Peer, Session
 from vkqueue.errors import InternalError, ShuttingDownError, VkqueueError
 from vkqueue.wire.framing import Limits
@@ -147,9 +148,9 @@ class EchoService:
             self._on_idle()
 
 
-@contextlib.contextmanager
-def build_echo(config: Config, call_soon: Callable[[Callable[[], None]], object]) -> Iterator[EchoService]:
-    yield EchoService(config)
+def build_echo(config: Config, environ: MutableMapping[str, str], call_soon: CallSoon) -> Parts:
+    """In the place of `lifecycle.build_parts`."""
+    return Parts(EchoService(config))
 
 
 class LoopClient:
@@ -219,5 +220,5 @@ if __name__ == "__main__":
     from vkqueue.cli import main
     from vkqueue.daemon import lifecycle
 
-    setattr(lifecycle, "build_service", build_echo)  # noqa: B010 - mypy would want the real one's type
+    lifecycle.build_parts = build_echo
     main()

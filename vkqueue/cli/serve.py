@@ -59,7 +59,7 @@ def command(
         return load(path, os.environ, overrides)
 
     try:
-        sys.exit(lifecycle.run(read, os.environ, lifecycle.build_service))
+        sys.exit(lifecycle.run(read, os.environ, lifecycle.build_parts))
     except ConfigError as error:
         click.echo(f"vkqueue: {error.message}", err=True)
         sys.exit(lifecycle.EXIT_CONFIG)

@@ -89,7 +89,7 @@ def parsed(section: str, key: str, text: str) -> Any:
     if isinstance(known.default, tuple):
         words = [word.strip() for word in text.split(",") if word.strip()]
         if "devices" in known.metadata:
-            return "all" if words == ["all"] else [int(word) if word.isdecimal() else word for word in words]
+            return [int(word) if word.isdecimal() else word for word in words]
         return words
     return text
 

@@ -16,9 +16,9 @@ import logging
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, MutableMapping
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
+from pathlib import Path
+from typing import Protocol, cast
 
 import anyio
 from anyio import to_thread
@@ -32,6 +32,11 @@ from vkqueue.daemon.connection import ClientService
 from vkqueue.daemon.listener import AlreadyRunningError, Listener, open_listener
 from vkqueue.daemon.notify import Notifier
 from vkqueue.errors import ShuttingDownError, VkqueueError
+from vkqueue.gpu.backend import Backend
+from vkqueue.worker.bridge import Outbox
+from vkqueue.worker.events import Event
+from vkqueue.worker.helper import HelperPool
+from vkqueue.worker.thread import DeviceThread
 
 log = logging.getLogger("vkqueue.daemon")
 
@@ -89,8 +94,84 @@ class Service(ClientService, Protocol):
 CallSoon = Callable[[Callable[[], None]], object]
 """Runs a call on the loop, from any thread."""
 
-ServiceFactory = Callable[[Config, CallSoon], AbstractContextManager[Service]]
-"""Makes the service and what it stands on, and frees the latter. Both may block, so neither is on the loop."""
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parts:
+    """What the life cycle starts and ends. `helper` and `outboxes` are the service's ways to processes and threads."""
+
+    service: Service
+    helper: HelperPool | None = None
+    outboxes: Sequence[Outbox[Event]] = ()
+
+
+ServiceFactory = Callable[[Config, MutableMapping[str, str], CallSoon], Parts]
+"""Makes the parts. Looks for devices, so it blocks and is not called on the loop."""
+
+
+def build_parts(config: Config, environ: MutableMapping[str, str], call_soon: CallSoon) -> Parts:
+    """The real parts. Their modules are imported here, so that looking at this one needs no Vulkan loader.
+
+    Raises:
+        ConfigError: `device.select` names what is not there.
+    """
+    from vkqueue.daemon.selection import select_devices
+    from vkqueue.daemon.service import Service as VulkanService
+    from vkqueue.gpu.probe import probe_devices
+
+    found = probe_devices(environ)
+    if found.message:
+        log.warning("%s", found.message)
+    environ.update(found.environment)  # drivers that crashed stay out of this process
+    outboxes: list[Outbox[Event]] = []
+    starters = [
+        _thread_starter(config, physical, index, call_soon, outboxes)
+        for index, physical in enumerate(select_devices(config.device.select, found.devices))
+    ]
+    helper = HelperPool(
+        call_soon,
+        size=config.helper.processes,
+        timeout_s=config.helper.timeout_s,
+        memory_bytes=config.helper.memory_bytes,
+    )
+    return Parts(VulkanService(config, starters, helper), helper, outboxes)
+
+
+def _thread_starter(
+    config: Config, physical: int, index: int, call_soon: CallSoon, outboxes: list[Outbox[Event]]
+) -> Callable[[Callable[[list[Event]], None]], DeviceThread]:
+    """What opens a device: Vulkan's number `physical`, which the daemon and its clients call `index`."""
+    from vkqueue.gpu.device import DeviceOptions
+    from vkqueue.gpu.vulkan import open_backend
+
+    device = config.device
+    options = DeviceOptions(
+        descriptors=device.descriptors,
+        dedicated_allocation=device.dedicated_allocation,
+        validation=device.validation,
+        dump_shaders=Path(device.dump_shaders) if device.dump_shaders else None,
+        debug_labels=device.debug_labels,
+        cache_dir=Path(device.cache_dir) if device.cache_dir else None,
+    )
+
+    def open_it() -> Backend:
+        backend = open_backend(physical, options)
+        backend.info = dataclasses.replace(backend.info, index=index)
+        return cast(Backend, backend)  # its submissions are its own kind, and only they come back to it
+
+    def start(deliver: Callable[[list[Event]], None]) -> DeviceThread:
+        outbox = Outbox(call_soon, deliver)
+        outboxes.append(outbox)
+        thread = DeviceThread(
+            f"device-{index}",
+            open_it,
+            outbox.post,
+            batch_timeout_s=config.batching.batch_timeout_s,
+            waiter="same" if device.waiter == "same" else "companion",
+        )
+        thread.start()
+        return thread
+
+    return start
 
 
 def run(
@@ -154,6 +235,7 @@ class Daemon:
         self._service: Service | None = None
         self._clients: Clients | None = None
         self._where = ""
+        self._listening = False
         self._announced = False
         self._stop = anyio.Event()
         self._hurried = False
@@ -205,22 +287,16 @@ class Daemon:
         listener = await to_thread.run_sync(open_listener, self._config.daemon, self._environ)
         self._where = listener.name
         try:
-            parts = self._factory(self._config, asyncio.get_running_loop().call_soon_threadsafe)
-            service = await to_thread.run_sync(parts.__enter__)
-            try:
-                await self._serve_with(service, listener, access, tasks)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await to_thread.run_sync(parts.__exit__, None, None, None)
+            call_soon = asyncio.get_running_loop().call_soon_threadsafe
+            parts = await to_thread.run_sync(self._factory, self._config, self._environ, call_soon)
+            await self._serve_with(parts, listener, access, tasks)
         finally:
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(listener.remove_path)
             listener.close()
 
-    async def _serve_with(
-        self, service: Service, listener: Listener, access: AccessList, tasks: TaskGroup
-    ) -> None:
-        self._service = service
+    async def _serve_with(self, parts: Parts, listener: Listener, access: AccessList, tasks: TaskGroup) -> None:
+        service = self._service = parts.service
         clients = self._clients = Clients(
             service,
             self._config,
@@ -230,19 +306,22 @@ class Daemon:
         )
         try:
             started = anyio.Event()
+            if parts.helper is not None:
+                parts.helper.prestart()
             service.start(started.set, self._health_changed)
             with self._starting:
                 await started.wait()
             if not self._stop.is_set():
                 listener.start(clients.admit, clients.refuse_starved)
-                log.info("listening at %s", self._where)
+                self._listening = True
                 self._announce()
             await self._stop.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                await self._shut_down(service, listener, clients)
+                await self._shut_down(parts, listener, clients)
 
-    async def _shut_down(self, service: Service, listener: Listener, clients: Clients) -> None:
+    async def _shut_down(self, parts: Parts, listener: Listener, clients: Clients) -> None:
+        service, helper = parts.service, parts.helper
         self._notifier.stopping("finishing accepted jobs")
         clients.refusal = ShuttingDownError("the daemon is shutting down")
         await to_thread.run_sync(listener.remove_path)
@@ -256,7 +335,14 @@ class Daemon:
         if not idle.is_set():
             log.warning("jobs are left unfinished")
             service.fail_queued()
+        if helper is not None:
+            helper.request_stop()
         await to_thread.run_sync(service.stop, STOP_S)
+        if helper is not None:
+            await to_thread.run_sync(helper.join, STOP_S)
+            helper.close()
+        for outbox in parts.outboxes:
+            outbox.close()
         await clients.finish(HURRIED_FLUSH_S if self._hurried else FLUSH_S)
         clients.close()
         log.info("stopped")
@@ -312,7 +398,7 @@ class Daemon:
             log.error("giving up: %s", self._service.fatal.message)
             self._exit_code = EXIT_FAILED
             self.stop("a new daemon has to take over")
-        elif not self._stop.is_set():
+        elif self._listening and not self._stop.is_set():
             self._announce()
 
     def _announce(self) -> None:
