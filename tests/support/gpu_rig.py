@@ -39,6 +39,7 @@ SHAPES: dict[str, tuple[tuple[tuple[int, int, str, int, str], ...], int]] = {
     "add_uniform": (((0, 0, STORAGE, 1, "rw"), (0, 1, UNIFORM, 1, "r")), 0),
     "add": (((0, 0, STORAGE, 1, "r"), (0, 1, STORAGE, 1, "r"), (0, 2, STORAGE, 1, "w")), 0),
     "scale": (((0, 0, STORAGE, 1, "r"), (0, 1, STORAGE, 1, "w")), 4),
+    "shift": (((0, 0, STORAGE, 1, "rw"),), 4),
     "increment": (((0, 0, STORAGE, 1, "rw"),), 0),
     "length": (((0, 0, STORAGE, 1, "r"), (0, 1, STORAGE, 1, "w")), 0),
     "sets": (((0, 1, STORAGE, 1, "r"), (2, 0, UNIFORM, 1, "r"), (3, 5, STORAGE, 2, "w")), 0),

@@ -124,7 +124,11 @@ class Buffers:
             | vk.VK_BUFFER_USAGE_TRANSFER_SRC_BIT
             | vk.VK_BUFFER_USAGE_TRANSFER_DST_BIT
         )
+        self._info_address = binding.address(self._info)
+        self._out = binding.ffi.new("uint64_t *")
+        self._out_address = binding.address(self._out)
         self._needs = binding.ffi.new("VkMemoryRequirements *")
+        self._needs_address = binding.address(self._needs)
         self._limits = device.limits
         self._max_size: int = self._limits.get("maxBufferSize", 1 << 62)
         self.count = 0
@@ -226,7 +230,7 @@ class Buffers:
             raise
         try:
             memory = allocation.block.handle
-            self._device.calls.vkBindBufferMemory(self._device.handle, handle, memory, allocation.offset)
+            self._device.hot.bind_buffer_memory(self._device.handle, handle, memory, allocation.offset)
         except VkqueueError:
             self._destroy_handle(handle)
             self.memory.free(allocation)
@@ -254,13 +258,18 @@ class Buffers:
         self.memory.close()
 
     def _create(self, capacity: int) -> int:
+        # With the GIL kept: clients create thousands of buffers, and none of these calls blocks.
+        device = self._device
         self._info.size = capacity
-        handle = self._device.create("VkBuffer", self._info)
-        self._device.calls.vkGetBufferMemoryRequirements(self._device.handle, handle, self._needs)
+        device.hot.create_buffer(device.handle, self._info_address, None, self._out_address)
+        device.live.add("VkBuffer")
+        handle: int = self._out[0]
+        device.hot.get_buffer_memory_requirements(device.handle, handle, self._needs_address)
         return handle
 
     def _destroy_handle(self, handle: int) -> None:
-        self._device.destroy("VkBuffer", handle)
+        self._device.hot.destroy_buffer(self._device.handle, handle, None)
+        self._device.live.add("VkBuffer", -1)
 
 
 def memory_types(device: Device) -> list[MemoryType]:

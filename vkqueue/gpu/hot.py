@@ -40,6 +40,8 @@ COMMANDS: dict[str, tuple[str, int]] = {
     "cmd_reset_query_pool": ("vkCmdResetQueryPool", 4),
     "update_descriptor_set_with_template": ("vkUpdateDescriptorSetWithTemplate", 4),
     "update_descriptor_sets": ("vkUpdateDescriptorSets", 5),
+    "destroy_buffer": ("vkDestroyBuffer", 3),
+    "get_buffer_memory_requirements": ("vkGetBufferMemoryRequirements", 3),
 }
 OPTIONAL_COMMANDS: dict[str, tuple[str, int]] = {
     "cmd_push_descriptor_set_with_template": ("vkCmdPushDescriptorSetWithTemplateKHR", 5),
@@ -55,6 +57,11 @@ CHECKED: dict[str, tuple[str, int]] = {
     "reset_descriptor_pool": ("vkResetDescriptorPool", 3),
     "reset_fences": ("vkResetFences", 3),
     "get_fence_status": ("vkGetFenceStatus", 2),
+}
+# The same for calls that make something: an injected fault is returned without making it.
+CREATING: dict[str, tuple[str, int]] = {
+    "create_buffer": ("vkCreateBuffer", 4),
+    "bind_buffer_memory": ("vkBindBufferMemory", 4),
 }
 # No 64-bit number among their arguments, so nothing but `param`, small ints and bytes is needed.
 RAW = (
@@ -81,7 +88,7 @@ class Hot:
     on a device that lacks the extension. `get_fence_status` returns VK_SUCCESS or VK_NOT_READY.
     """
 
-    __slots__ = (*COMMANDS, *OPTIONAL_COMMANDS, *CHECKED)
+    __slots__ = (*COMMANDS, *OPTIONAL_COMMANDS, *CHECKED, *CREATING)
 
     cmd_bind_pipeline: Function
     cmd_bind_descriptor_sets: Function
@@ -95,6 +102,8 @@ class Hot:
     cmd_reset_query_pool: Function
     update_descriptor_set_with_template: Function
     update_descriptor_sets: Function
+    destroy_buffer: Function
+    get_buffer_memory_requirements: Function
     cmd_push_descriptor_set_with_template: Function
     cmd_begin_label: Function
     cmd_end_label: Function
@@ -105,12 +114,16 @@ class Hot:
     reset_descriptor_pool: Function
     reset_fences: Function
     get_fence_status: Function
+    create_buffer: Function
+    bind_buffer_memory: Function
 
     def __init__(self, resolve: Callable[[str], int]) -> None:
         for attribute, (name, count) in {**COMMANDS, **OPTIONAL_COMMANDS}.items():
             setattr(self, attribute, _command(resolve, name, (ctypes.c_void_p,) * count))
         for attribute, (name, count) in CHECKED.items():
             setattr(self, attribute, _checked(resolve, name, count))
+        for attribute, (name, count) in CREATING.items():
+            setattr(self, attribute, _creating(resolve, name, count))
 
 
 class Raw:
@@ -156,6 +169,22 @@ def _checked(resolve: Callable[[str], int], name: str, count: int) -> Function:
             result = injected
         else:
             result = function(*args)
+        if result < 0:
+            raise binding.error_of(name, result)
+        return result
+
+    return checked
+
+
+def _creating(resolve: Callable[[str], int], name: str, count: int) -> Function:
+    address = resolve(name)
+    if not address:
+        return _missing(name)
+    function = ctypes.PYFUNCTYPE(ctypes.c_int, *(ctypes.c_void_p,) * count)(address)
+
+    def checked(*args: Any) -> int:
+        injected = binding.take_fault(name) if binding.faults else None
+        result: int = function(*args) if injected is None else injected
         if result < 0:
             raise binding.error_of(name, result)
         return result

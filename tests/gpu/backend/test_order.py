@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.gpu_rig import KINDS, Rig, ints
@@ -113,6 +114,49 @@ def test_rule_12_a_read_after_a_launch_sees_it_and_an_upload_may_reuse_its_sourc
     assert rig.finish(read).results == {0: [ints(*(7 * i for i in range(N)))]}
 
 
+class Spied:
+    """The raw recording functions, with a log of their names."""
+
+    def __init__(self, raw: Any) -> None:
+        self.log: list[str] = []
+        self._raw = raw
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._raw, name)
+
+        def logged(*args: object) -> None:
+            self.log.append(name.removeprefix("cmd_"))
+            function(*args)
+
+        return logged
+
+
+def test_only_what_changed_is_recorded(open_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = open_rig()
+    if not rig.backend.device.push_descriptors:
+        pytest.skip("the device has no push descriptors")
+    x, y = rig.buffer(ints(*range(N))), rig.buffer(4 * N)
+    z = rig.buffer(ints(*[0] * N))
+    spied = Spied(rig.backend._recorder._raw)
+    monkeypatch.setattr(rig.backend._recorder, "_raw", spied)
+    scale, shift = rig.dispatch("scale", (x, y), ints(3), GRID), rig.dispatch("shift", (z,), ints(3), GRID)
+    push, constants = "push_descriptor_set_with_template", "push_constants"
+    for rows, recorded in (
+        ([scale], ["bind_pipeline", push, constants, "dispatch"]),
+        ([scale, scale], ["bind_pipeline", push, constants, "dispatch", "dispatch"]),
+        # Another layout may disturb the constants although they are the same bytes.
+        ([scale, shift, scale], ["bind_pipeline", push, constants, "dispatch"] * 3),
+        ([scale, rig.dispatch("scale", (x, y), ints(4), GRID)],
+         ["bind_pipeline", push, constants, "dispatch", constants, "dispatch"]),
+        ([scale, rig.dispatch("scale", (x, z), ints(3), GRID)],
+         ["bind_pipeline", push, constants, "dispatch", push, "dispatch"]),
+        ([rig.dispatch("scale", (x, y), ints(3), (1, 0, 1))], ["bind_pipeline", push, constants]),
+    ):  # fmt: skip
+        spied.log.clear()
+        assert rig.run(*rows).errors == {}
+        assert spied.log == recorded
+
+
 @pytest.mark.parametrize("memory", KINDS)
 def test_rule_43_work_in_flight_is_ordered_and_results_visible(open_rig: Callable[..., Rig], memory: str) -> None:
     rig = open_rig(memory=memory)
@@ -124,11 +168,17 @@ def test_rule_43_work_in_flight_is_ordered_and_results_visible(open_rig: Callabl
 
 
 @pytest.mark.parametrize(
-    ("memory", "reads", "expected"),
-    [("unified", False, 1), ("discrete", False, 0), ("discrete", True, 1), ("resizable BAR", False, 1)],
+    ("memory", "what", "expected"),
+    [
+        ("unified", "launch", 1),
+        ("resizable BAR", "launch", 1),
+        ("discrete", "launch", 0),
+        ("discrete", "read", 1),
+        ("discrete", "payload", 1),
+    ],
 )
 def test_rule_43_a_barrier_to_the_host_ends_a_batch_whose_results_the_host_sees(
-    open_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, memory: str, reads: bool, expected: int
+    open_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, memory: str, what: str, expected: int
 ) -> None:
     rig = open_rig(memory=memory)
     if len(rig.backend.device.memory_types) > 2:
@@ -143,8 +193,12 @@ def test_rule_43_a_barrier_to_the_host_ends_a_batch_whose_results_the_host_sees(
         real(command)
 
     monkeypatch.setattr(commands, "barrier_to_host", counted)
-    launch = rig.dispatch("increment", (data,), grid=GRID)
-    rig.results(launch, *([rig.read(data)] if reads else []))
+    rows = {
+        "launch": rig.dispatch("increment", (data,), grid=GRID),
+        "read": rig.read(data),
+        "payload": rig.dispatch("scale", (("in", bytes(64)), data), ints(2), GRID),
+    }
+    rig.results(rows[what])
     assert len(calls) == expected
 
 
