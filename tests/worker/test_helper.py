@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cases import of_kind
 
 from vkqueue.errors import CompileError, InternalError, InvalidError, ShuttingDownError, TooLargeError, VkqueueError
 from vkqueue.worker.helper import HelperPool
@@ -313,3 +314,14 @@ def test_exits_are_described():
         "exit status 0", "exit status 3", "signal SIGSEGV", "signal SIGRTMAX",
     ]  # fmt: skip
     assert describe_exit(-63) == "signal 63"
+
+
+# The real kinds
+
+
+def test_modules_are_analysed_and_listed(shared: Pool):
+    spirv = of_kind("run")[0].spirv
+    analysis = shared.call("analyse", spirv)
+    assert analysis["kernels"]
+    assert isinstance(shared.call("disassemble", spirv), str)
+    assert type(shared.call("analyse", b"rubbish")) is InvalidError

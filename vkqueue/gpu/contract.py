@@ -130,14 +130,16 @@ class Contract:
         self._in_flight[serial].add(token)
 
     def _check_descriptors(self, serial: int, token: Token, layout: Layout, init: bool, slot: int) -> None:
-        pushes = layout.push_set(self._max_push) is not None
-        if layout.needs_ring(self._max_push):
-            self._check_slot(serial, token, layout, init, slot)
-        elif slot != -1:
-            raise ContractError(f"slot {slot} for a layout that needs none")
         if not init and not token.cached:
             raise ContractError("transient entries without INIT")
-        if not init and pushes and self._pushed is not token:
+        if layout.needs_ring(self._max_push):
+            # Of a layout that has a pushed set as well, INIT says nothing: that set is pushed for each new token.
+            self._check_slot(serial, token, layout, init, slot)
+            self._pushed = None
+            return
+        if slot != -1:
+            raise ContractError(f"slot {slot} for a layout that needs none")
+        if not init and self._pushed is not token:
             raise ContractError(f"token {token.id} is not the one last pushed in this batch, and INIT is missing")
         self._pushed = token
 
