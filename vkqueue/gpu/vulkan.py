@@ -12,6 +12,7 @@ import time
 from collections import deque
 
 from vkqueue.errors import DeviceLostError, NotFoundError, VkqueueError
+from vkqueue.gpu.backend import Submission
 from vkqueue.gpu.buffers import Buffers, DeviceBuffer
 from vkqueue.gpu.commands import Commands
 from vkqueue.gpu.descriptors import Descriptors
@@ -109,6 +110,10 @@ class VulkanBackend:
         except VkqueueError as error:
             self._recorder.submitted(False)
             self._fail(batch, frame, completion, error)
+        except BaseException:
+            self._recorder.submitted(False)
+            frame.close()
+            raise
         completion.submitted_ns = time.monotonic_ns()
         self._read_results(frame, completion)
         frame.reset()
@@ -116,9 +121,9 @@ class VulkanBackend:
         completion.finished_ns = time.monotonic_ns()
         return submission
 
-    def wait(self, submission: VulkanSubmission, timeout_s: float) -> bool:
+    def wait(self, submission: Submission, timeout_s: float) -> bool:
         """See `backend.Backend.wait`."""
-        frame = submission.frame
+        frame = _own(submission).frame
         if frame is None:
             return True
         try:
@@ -127,22 +132,23 @@ class VulkanBackend:
             self._lost = error
             raise
 
-    def collect(self, submission: VulkanSubmission) -> Completion:
+    def collect(self, submission: Submission) -> Completion:
         """See `backend.Backend.collect`."""
-        completion = submission.completion
-        if submission.frame is not None:
+        completion, frame = submission.completion, _own(submission).frame
+        if frame is not None:
             completion.finished_ns = time.monotonic_ns()
-            self._read_results(submission.frame, completion)
-            completion.device_us.update(submission.frame.times())
+            self._read_results(frame, completion)
+            completion.device_us.update(frame.times())
         return completion
 
-    def retire(self, submission: VulkanSubmission) -> None:
+    def retire(self, submission: Submission) -> None:
         """See `backend.Backend.retire`."""
-        frame = submission.frame
+        own = _own(submission)
+        frame = own.frame
         if frame is not None:
-            submission.frame = None
-            submission.pending = False
-            del self._in_flight[submission.order]
+            own.frame = None
+            own.pending = False
+            del self._in_flight[own.order]
             frame.reset()
             self._frames.append(frame)
         self._free_deferred()
@@ -250,6 +256,11 @@ class VulkanBackend:
                 # Then nothing is pending any more, and everything may be destroyed.
                 return True
         return True
+
+
+def _own(submission: Submission) -> VulkanSubmission:
+    assert isinstance(submission, VulkanSubmission)
+    return submission
 
 
 def open_backend(device_index: int, options: DeviceOptions) -> VulkanBackend:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.gpu_rig import Rig, disguise
 
+from vkqueue.gpu.backend import Backend
 from vkqueue.gpu.device import Device
 from vkqueue.gpu.payload import Tuning
 from vkqueue.gpu.vulkan import VulkanBackend
@@ -24,6 +25,7 @@ def open_rig(open_test_device: Callable[..., Device]) -> Iterator[Callable[..., 
         device = open_test_device(**options)
         disguise(device, memory)
         backend = VulkanBackend(device, tuning)
+        _: Backend = backend  # for mypy to see that it is one
         backends.append(backend)
         return Rig(backend, naive=naive)
 
