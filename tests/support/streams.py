@@ -112,4 +112,5 @@ requests = st.tuples(
 messages = st.lists(
     requests | st.tuples(st.just(2), names, st.lists(values, max_size=2)).map(list), min_size=1, max_size=6
 )
+changes = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=3)
 cuts = st.lists(st.integers(0, 3000), max_size=30)

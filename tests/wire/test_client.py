@@ -36,7 +36,8 @@ def test_requests() -> None:
 
 
 def test_answers_in_any_order_and_cut_anyhow() -> None:
-    data = encode([1, 3, None, {"a": 1}], [1, 1, {"code": "invalid", "message": "no", "data": {"x": 1}}, None], [1, 2, None, None])
+    error = {"code": "invalid", "message": "no", "data": {"x": 1}}
+    data = encode([1, 3, None, {"a": 1}], [1, 1, error, None], [1, 2, None, None])
     for pieces in ([data], cut(data, range(len(data)))):
         client = asked()
         (three, one, two) = feed(client, pieces)
@@ -71,7 +72,8 @@ def test_other_notifications_are_for_newer_clients() -> None:
     [
         b"\xc1", encode(5), encode([]), encode([1, 99, None, {}]), encode([1, 2, "bad", None]), encode([1, 2, None]),
         encode([True, 2, None, {}]), encode([1, 2.0, None, {}]), encode([0, 1, "ping", []]), encode([2, "error", []]),
-        encode([2, "error", 5]), encode([1, 2, None, {1: 2}]), encode([1, 1, None, {}]), b"\x94\x01\x02\xc0\xc6\xff\xff\xff\xff",
+        encode([2, "error", 5]), encode([1, 2, None, {1: 2}]), encode([1, 1, None, {}]),
+        b"\x94\x01\x02\xc0\xc6\xff\xff\xff\xff",
         b"\x91" * 40,
     ],
 )  # fmt: skip
@@ -126,7 +128,8 @@ def test_both_ends_understand_each_other(requests: list[Any], results: list[Any]
     params = [r[3][0] if r[3] else {} for r in requests]
     msgids = [client.request("m" + r[2], p) for r, p in zip(requests, params, strict=True)]
     received = feed(server, cut(sent(client), cuts))
-    assert same([list(r) for r in received], [[m, "m" + r[2], p] for m, r, p in zip(msgids, requests, params, strict=True)])
+    expected = [[m, "m" + r[2], p] for m, r, p in zip(msgids, requests, params, strict=True)]
+    assert same([list(r) for r in received], expected)
     answers = [(msgid, result) for (msgid, _, _), result in zip(received, results, strict=False)][::-1]
     for msgid, result in answers:
         server.respond(msgid, result)

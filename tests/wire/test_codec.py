@@ -44,7 +44,8 @@ def test_a_buffer_of_other_items_counts_its_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [object(), 2**64, {"k": {1, 2}}, memoryview(bytearray(10))[::2], memoryview(bytearray(codec.LARGE * 2))[::2]]
+    "value",
+    [object(), 2**64, {"k": {1, 2}}, memoryview(bytearray(10))[::2], memoryview(bytearray(codec.LARGE * 2))[::2]],
 )
 def test_what_has_no_form(value: Any) -> None:
     with pytest.raises(InvalidError):

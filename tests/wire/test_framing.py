@@ -70,6 +70,16 @@ def test_the_rest_of_a_large_bin_is_offered_at_once() -> None:
     assert len(splitter.get_buffer()) == len(data) - 1000
 
 
+@pytest.mark.parametrize("size", [40, 300])
+def test_headers_that_lie_across_the_end_of_the_receive_buffer(size: int) -> None:
+    limits = Limits(receive_buffer=64, max_str_bytes=4096, max_items=4096)
+    for pad in range(100):
+        message = ["p" * pad, "s" * size, list(range(size)), 2**40, msgpack.ExtType(1, bytes(size)), {"k": "v" * size}]
+        data = encode(message)
+        assert same(feed(Splitter(limits), [data]), [message])
+        assert same(feed(Splitter(limits), cut(data, range(0, len(data), 64))), [message])
+
+
 def test_extension_values_of_the_sender_keep_their_places_between_spliced_bins() -> None:
     ext, stamp = msgpack.ExtType(0, b"\x00"), msgpack.Timestamp(1, 2)
     message = [ext, bytes(70 * KIB), stamp, [msgpack.ExtType(5, b"abcde"), {"k": bytes(80 * KIB)}], ext]
@@ -180,7 +190,9 @@ def test_depth_that_the_decoder_itself_refuses() -> None:
     assert "32 levels" in fault_of(b"\x91" * 5000).message
 
 
-@pytest.mark.parametrize("key", [b"\x01", b"\xc4\x01a", b"\xc0", b"\xc3", b"\x90", b"\x80", b"\xd4\x05\x00", b"\xcb" + bytes(8)])
+@pytest.mark.parametrize(
+    "key", [b"\x01", b"\xc4\x01a", b"\xc0", b"\xc3", b"\x90", b"\x80", b"\xd4\x05\x00", b"\xcb" + bytes(8)]
+)
 def test_keys_are_strings(key: bytes) -> None:
     data = b"\x93\x00\x01\x82\xa1k\x00" + key + b"\x00"
     single = feed(Splitter(Limits()), cut(data, range(len(data))))
@@ -244,7 +256,8 @@ def test_memory_of_a_long_message_grows_with_what_came() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"max_message_bytes": 63}, {"max_items": 63}, {"max_str_bytes": 63}, {"receive_buffer": 63}, {"max_depth": 3}]
+    "bad",
+    [{"max_message_bytes": 63}, {"max_items": 63}, {"max_str_bytes": 63}, {"receive_buffer": 63}, {"max_depth": 3}],
 )
 def test_limits_have_limits(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 64"):

@@ -42,7 +42,7 @@ def test_any_cut_gives_the_same_requests_and_answers(messages: list[Any], cuts: 
 
 
 @properties
-@given(streams.messages, st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=3), streams.cuts)
+@given(streams.messages, streams.changes, streams.cuts)
 def test_broken_streams_give_the_same_requests_and_one_fault(
     messages: list[Any], changes: list[tuple[int, int]], cuts: list[int]
 ) -> None:
@@ -60,11 +60,21 @@ def test_garbage_never_raises(data: bytes, cuts: list[int]) -> None:
     assert outcome([data]) == outcome(cut(data, cuts))
 
 
+def test_depth_of_what_takes_the_fast_way() -> None:
+    for levels, fine in ((4, True), (5, True), (6, False)):  # beside the message's list, params, its map
+        value: Any = 0
+        for _ in range(levels):
+            value = [value]
+        connection = ready(Limits(max_depth=8))
+        assert bool(connection.receive_data(encode([0, 1, "dispatch", [{"args": value}]]))) == fine
+        assert connection.closing != fine
+
+
 @properties
 @given(streams.requests.filter(lambda r: r[2] != "hello" and r[3]), st.integers(0, 8))
 def test_the_fast_and_the_exact_way_agree(request: list[Any], depth: int) -> None:
     for _ in range(depth):
-        request[3][0] = {"x": [request[3][0]]}
+        request[3][0] = {"args": [request[3][0]]}
     connection = ready(SMALL)
     delivered = connection.receive_data(encode(request))
     assert bool(delivered) != connection.closing
@@ -196,7 +206,8 @@ def test_extension_values_are_passed_on_as_values_of_a_wrong_type() -> None:
 FATAL = [
     (b"\xc1", "protocol"), (encode(5), "protocol"), (encode(None), "protocol"), (encode("ping"), "protocol"),
     (encode({}), "protocol"), (encode({0: 1, 1: 2, "m": 3, "p": 4}), "protocol"), (encode([]), "protocol"),
-    (encode(b"\x00\x01\x02\x03"), "protocol"), (encode("abcd"), "protocol"), (encode(msgpack.ExtType(1, b"")), "protocol"),
+    (encode(b"\x00\x01\x02\x03"), "protocol"), (encode("abcd"), "protocol"),
+    (encode(msgpack.ExtType(1, b"")), "protocol"),
     (encode([0]), "protocol"), (encode([0, 1, "ping"]), "protocol"), (encode([0, 1, "ping", [], 1]), "protocol"),
     (encode([3, 1, "ping", []]), "protocol"), (encode([-1, 1, "ping", []]), "protocol"),
     (encode([False, 1, "ping", []]), "protocol"), (encode([0.0, 1, "ping", []]), "protocol"),
@@ -204,16 +215,31 @@ FATAL = [
     (encode([0, -1, "ping", []]), "protocol"), (encode([0, 2**32, "ping", []]), "protocol"),
     (encode([0, True, "ping", []]), "protocol"), (encode([0, 1.0, "ping", []]), "protocol"),
     (encode([0, "1", "ping", []]), "protocol"), (encode([0, None, "ping", []]), "protocol"),
-    (encode([0, 1, b"ping", []]), "protocol"), (encode([0, 1, 5, []]), "protocol"), (encode([0, 1, None, []]), "protocol"),
+    (encode([0, 1, b"ping", []]), "protocol"), (encode([0, 1, 5, []]), "protocol"),
+    (encode([0, 1, None, []]), "protocol"),
     (encode([0, 1, ["ping"], []]), "protocol"), (encode([2, 5, []]), "protocol"), (encode([2, "x"]), "protocol"),
-    (encode([2, "x", [], 1]), "protocol"), (encode([1, 1, None, {}]), "protocol"), (encode([1, 99, None, {}]), "protocol"),
+    (encode([2, "x", [], 1]), "protocol"), (encode([1, 1, None, {}]), "protocol"),
+    (encode([1, 99, None, {}]), "protocol"),
     (encode([0, 1, "x", [{1: 2}]]), "protocol"), (encode([0, 1, "x", [{"a": {b"k": 1}}]]), "protocol"),
     (encode([0, 1, "x", [{"args": [{"in": {None: 1}}]}]]), "protocol"), (encode([0, 1, "x", {1: 2}]), "protocol"),
     (b"\x94\x00\x01\xa1x\x91\x81\x90\x01", "protocol"), (encode([2, "x", [{1: 1}]]), "protocol"),
     (encode([0, 1, "x", [{"a": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]}]]), "protocol"),
     (b"\x94\x00\x01\xa1x\x91\x81\xa1k\xa2\xff\xff", "protocol"), (b"\x94\x00\x01\xa1x\xdd\x00\x02\x00\x01", "protocol"),
-    (b"\x94\x00\x01\xa1x\xdd\xff\xff\xff\xff", "too_large"), (b"\x94\x00\x01\xa1x\x91\x81\xa1k\xc6\x04\x00\x00\x00", "too_large"),
+    (b"\x94\x00\x01\xa1x\xdd\xff\xff\xff\xff", "too_large"),
+    (b"\x94\x00\x01\xa1x\x91\x81\xa1k\xc6\x04\x00\x00\x00", "too_large"),
     (b"\x94\x00\x01\xa1x\x91\x81\xa1k\xdb\x01\x00\x00\x01", "too_large"),
+]  # fmt: skip
+
+# The same with parameters that take the fast way.
+FATAL += [
+    (encode(message), "protocol")
+    for message in (
+        [False, 1, "ping", [{}]], [0.0, 1, "ping", [{}]], [True, 1, "ping", [{}]], [3, 1, "ping", [{}]],
+        [None, 1, "ping", [{}]], [0, -1, "ping", [{}]], [0, 2**32, "ping", [{}]], [0, True, "ping", [{}]],
+        [0, 1.0, "ping", [{}]], [0, None, "ping", [{}]], [0, 1, b"ping", [{}]], [0, 1, None, [{}]],
+        [0, 1, "ping", [{}], 1], [0, 1, [{}]], [0, 1, "x", [{b"args": 1}]], [0, 1, "x", [{"args": {1: 1}}]],
+        [0, 1, "x", [{"scalars": {b"n": 1}}]],
+    )
 ]  # fmt: skip
 
 
