@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -95,10 +96,12 @@ def start(folder: Path, manager: Manager) -> Iterator[Any]:
             process.popen.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains(start: Any, manager: Manager, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "loop"), [(signal.SIGTERM, "asyncio"), (signal.SIGINT, "uvloop")])
+def test_a_signal_drains(start: Any, manager: Manager, number: signal.Signals, loop: str) -> None:
     """Rule 31: accepted jobs finish, new ones are refused, everybody gets an answer, nothing is left."""
-    process = start()
+    if loop == "uvloop":
+        pytest.importorskip("uvloop")
+    process = start("--set", f"daemon.uvloop={loop == 'uvloop'}")
     with RawClient(process.path) as client, RawClient(process.path) as bystander:
         job = client.send("dispatch", module=1, args=[], grid=[1], deadline_ms=300)
         client.call("ping")
@@ -156,6 +159,24 @@ def test_a_second_daemon_says_so_and_leaves_the_first_alone(start: Any) -> None:
     assert f"another vkqueue daemon answers at {process.path}" in second.stderr
     with RawClient(process.path) as client:
         client.call("ping")
+
+
+def test_of_several_that_start_at_once_one_stays(folder: Path, manager: Manager) -> None:
+    """Rules 29 and 45."""
+    environ = {**os.environ, "PYTHONPATH": str(TESTS.parent), "NOTIFY_SOCKET": manager.path}
+    run = [*ECHO, "--socket", str(folder / "s")]
+    started = [subprocess.Popen(run, env=environ, stderr=subprocess.DEVNULL) for _ in range(4)]
+    try:
+        first_lines = [manager.next() for _ in started]
+        assert sorted(first_lines) == ["READY=1", "STOPPING=1", "STOPPING=1", "STOPPING=1"]
+        with RawClient(folder / "s") as client:
+            pid, _, _ = struct.unpack("iII", client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        others = [process for process in started if process.pid != pid]
+        assert [process.wait(30) for process in others] == [lifecycle.EXIT_ALREADY_RUNNING] * 3
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def test_a_killed_daemon_is_followed_by_the_next(start: Any) -> None:

@@ -197,7 +197,11 @@ def run(
     most_clients = raise_file_limit() - RESERVED_FDS
 
     async def serve() -> int:
-        return await Daemon(config, load, environ, factory, most_clients=most_clients).serve()
+        status = await Daemon(config, load, environ, factory, most_clients=most_clients).serve()
+        # One more signal, while the interpreter winds up, must not turn an orderly exit into a death by signal.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        return status
 
     return anyio.run(serve, backend_options={"use_uvloop": config.daemon.uvloop})
 
