@@ -1,0 +1,305 @@
+"""Blocking I/O for a `Core`: one socket, any number of threads, and no thread of its own.
+
+Whoever waits does the I/O for everybody. The first thread to wait becomes the *driver*: it polls the socket, reads,
+writes what the socket did not take before, and wakes the threads whose wait is over. Other waiters sleep on a lock of
+their own. A driver whose wait is over makes one of them the next driver. So nobody reads while nobody waits.
+
+Guarantees:
+- A request is written before the call that makes it returns, so memory that it came from may be reused, and the
+  daemon gets to work whatever the program does next. While the socket takes no more, that thread waits as above:
+  reading goes on, so two full sockets cannot block each other.
+- Messages of several threads never mix: session and socket are only touched under `_lock`.
+- An exception out of nowhere (KeyboardInterrupt) while session or socket are touched may have lost bytes that were
+  read or written. `_torn` is set before and cleared after; who finds it set closes the connection. While
+  waiting it is not set, so an interrupted wait leaves the connection usable.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, ParamSpec, TypeVar
+
+from vkqueue.client import fork
+from vkqueue.client.call import Call
+from vkqueue.client.core import Core
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# What recv gives at once when more is likely to follow: sockets hand out pieces of up to 32 KiB or so.
+_MORE = 16 * 1024
+# sendmsg takes IOV_MAX pieces (1,024 on Linux); few messages have that many.
+_MAX_PIECES = 64
+
+
+class _Waiter:
+    """A thread that is not the driver, asleep until `lock` is released."""
+
+    __slots__ = ("done", "lock")
+
+    def __init__(self, done: Callable[[], bool]) -> None:
+        self.done = done
+        self.lock = threading.Lock()
+        self.lock.acquire()
+
+
+class Link:
+    """A connection of the blocking client.
+
+    Args:
+        sock: connected; owned from now on.
+        core: what is sent and who gets the answers.
+    """
+
+    def __init__(self, sock: socket.socket, core: Core) -> None:
+        sock.setblocking(False)
+        self.core = core
+        self._sock = sock
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._driver: int | None = None
+        self._waiters: list[_Waiter] = []
+        self._torn = False
+        self._out: deque[memoryview] = deque()
+        self._written = 0
+        self._queued = 0
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._close_wake = weakref.finalize(self, os.close, self._wake)
+        self._poller = select.poll()
+        self._poller.register(sock, select.POLLIN)
+        self._poller.register(self._wake, select.POLLIN)
+        fork.watch(self)
+
+    # Starting.
+
+    def start(self, build: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run `build`, a method of the core's, and write the requests that it started.
+
+        Raises:
+            ConnectionLostError: the connection is over.
+            VkqueueError: `build` raised it; nothing was started.
+        """
+        with self._lock:
+            result, done = self._run(build, *args, **kwargs)
+        if done is not None:
+            self.until(done)
+        return result
+
+    def post(self, build: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """As `start`, but not waiting for a socket that is full."""
+        with self._lock:
+            return self._run(build, *args, **kwargs)[0]
+
+    def _run(
+        self, build: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[R, Callable[[], bool] | None]:
+        """What `build` returns, and when all that it started is written, None if it is."""
+        if self._torn:
+            self._mend()
+        self._torn = True
+        try:
+            result = build(*args, **kwargs)
+        except Exception:
+            self._torn = False  # an ordinary error leaves the session in step
+            raise
+        written = self._push()
+        self._torn = False
+        core = self.core
+        if written and core.sent == core.started and core.lost is None:
+            return result, None
+        self._prod()
+        if core.sent == core.started:
+            mark = self._queued
+            return result, lambda: self._written >= mark or core.lost is not None
+        # Some are held back for answers to come. Whoever drives writes them at once when they are sent.
+        started = core.started
+        return result, lambda: (core.sent >= started and not self._out) or core.lost is not None
+
+    # Waiting.
+
+    def wait(self, call: Call[Any], timeout: float | None) -> bool:
+        """Wait until the call is done; False if `timeout` seconds pass first."""
+        return call.finished or self.until(lambda: call.finished, timeout)
+
+    def until(self, done: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until `done()`, which is asked under the lock; False if `timeout` seconds pass first.
+
+        With a timeout of 0 what the socket holds is taken in.
+        """
+        deadline = None if timeout is None else monotonic() + timeout
+        me = threading.get_ident()
+        waiter: _Waiter | None = None
+        late = False
+        try:
+            while True:
+                with self._lock:
+                    if self._torn:
+                        self._mend()
+                    if done():
+                        return True
+                    # A driver of my own number is what an interrupt left of an earlier wait.
+                    if self._driver is None or self._driver == me:
+                        self._driver = me
+                        self._watch()
+                    elif waiter is None or waiter not in self._waiters:
+                        waiter = _Waiter(done)
+                        self._waiters.append(waiter)
+                if late:
+                    return False
+                left = None if deadline is None else max(deadline - monotonic(), 0)
+                late = left == 0
+                if self._driver == me:
+                    self._drive(left)
+                elif waiter is not None:
+                    waiter.lock.acquire(timeout=-1 if left is None else left)
+        finally:
+            if self._driver == me or waiter is not None:
+                with self._lock:
+                    self._leave(me, waiter)
+
+    def _watch(self) -> None:
+        self._poller.modify(self._sock, select.POLLIN | select.POLLOUT if self._out else select.POLLIN)
+
+    def _drive(self, timeout: float | None) -> None:
+        """As driver: wait for the socket, then move what can be moved."""
+        ready = self._poller.poll(None if timeout is None else math.ceil(timeout * 1000))
+        if not ready:
+            return
+        with self._lock:
+            if self._torn:
+                self._mend()
+            if len(ready) > 1 or ready[0][0] == self._wake:
+                self._drain_wake()
+            self._torn = True
+            self._pull()
+            if self.core.lost is None:
+                self._push()
+            self._torn = False
+            self._wake_done()
+
+    def _leave(self, me: int, waiter: _Waiter | None) -> None:
+        if waiter is not None and waiter in self._waiters:
+            self._waiters.remove(waiter)
+        if self._driver == me:
+            self._driver = None
+        if self._driver is None:
+            if self.core.lost is not None:
+                self._close_socket()
+            elif self._waiters:
+                self._waiters.pop(0).lock.release()  # it finds no driver, and becomes it
+
+    def _wake_done(self) -> None:
+        if not self._waiters:
+            return
+        lost = self.core.lost is not None
+        for waiter in [w for w in self._waiters if lost or w.done()]:
+            self._waiters.remove(waiter)
+            waiter.lock.release()
+
+    def _prod(self) -> None:
+        """Something changed that sleeping threads have to see: more to write, calls that ended here."""
+        self._wake_done()
+        if self._driver is not None and self._driver != threading.get_ident():
+            os.eventfd_write(self._wake, 1)
+
+    def _drain_wake(self) -> None:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            pass
+
+    # The socket; the lock is held.
+
+    def _push(self) -> bool:
+        """Write what the session has, as far as the socket takes it; whether nothing is left."""
+        out = self._out
+        for piece in self.core.session.data_to_send():
+            view = memoryview(piece)
+            self._queued += len(view)
+            out.append(view)
+        try:
+            while out:
+                if len(out) == 1:
+                    count = self._sock.send(out[0])
+                else:
+                    count = self._sock.sendmsg([out[i] for i in range(min(len(out), _MAX_PIECES))])
+                self._written += count
+                while out and count >= len(out[0]):
+                    count -= len(out.popleft())
+                if count:
+                    out[0] = out[0][count:]
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._end(f"writing to the daemon failed: {error.strerror}", error)
+        return True
+
+    def _pull(self) -> None:
+        """Read what there is, up to a bound, and take it in."""
+        core = self.core
+        try:
+            for _ in range(16):
+                count = self._sock.recv_into(core.get_buffer())
+                core.buffer_updated(count)
+                if count < _MORE or core.lost is not None:
+                    return
+        except BlockingIOError:
+            return
+        except OSError as error:
+            core.fail(f"the daemon closed the connection ({error.strerror})", error)
+
+    def _end(self, reason: str, cause: BaseException) -> None:
+        """The daemon reads no more. What it said before, such as why, may still be there to be read."""
+        self._out.clear()
+        while self.core.lost is None:
+            try:
+                self.core.buffer_updated(self._sock.recv_into(self.core.get_buffer()))
+            except OSError:
+                self.core.fail(reason, cause)
+
+    def _mend(self) -> None:
+        """An interrupt came while messages were moved: what was lost is unknown, so the connection ends."""
+        self._torn = False
+        self._shut("the connection was closed: an interrupt came while a message was being moved")
+
+    # The end.
+
+    def close(self) -> None:
+        """Close the connection; calls under way fail."""
+        with self._lock:
+            self._torn = False
+            self._shut("the client was closed")
+
+    def _shut(self, reason: str) -> None:
+        self.core.fail(reason)
+        self._out.clear()
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # closed already, or the daemon was faster
+        self._prod()
+        if self._driver is None or self._driver == threading.get_ident():
+            self._close_socket()
+
+    def _close_socket(self) -> None:
+        """Once nobody polls it: a descriptor's number may be another file's at once."""
+        self._sock.close()
+        self._close_wake()
+
+    def after_fork(self) -> None:
+        """In a forked child: see `vkqueue.client.fork`."""
+        self._lock = threading.Lock()
+        self._driver = None
+        self._waiters = []
+        self._torn = False
+        self._out.clear()
+        self.core.fail(fork.reason(self._pid))
+        self._close_socket()

@@ -1,0 +1,389 @@
+"""The blocking client: a shell that waits; see `link` for how, and `core` for what is sent."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from vkqueue.client import address
+from vkqueue.client.array import Array, BaseDeviceArray, Handle, Shape, as_shape, host_array, numpy_dtype
+from vkqueue.client.call import Call
+from vkqueue.client.core import Core
+from vkqueue.client.future import Future
+from vkqueue.client.info import Device, Hello, Limits
+from vkqueue.client.launch import LaunchPlan
+from vkqueue.client.link import Link
+from vkqueue.client.module import BaseKernel, BaseModule, Saved, Source, module_params, read_module, source_params
+from vkqueue.errors import VkqueueError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Arbitrary; a daemon greets within a millisecond, or after it has started its devices.
+_CONNECT_TIMEOUT = 30.0
+
+
+class DeviceArray(BaseDeviceArray):
+    """An array in the device's memory. Pass it to kernels; its contents stay there.
+
+    Made by `Client.array`, `zeros` and `empty`. `a[10:20]` and `a[3]` are views along the first axis, that keep the
+    memory alive. Unused memory is freed by itself, with the next request.
+    """
+
+    __slots__ = ("_client",)
+
+    def __init__(
+        self, client: Client, handle: Handle, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0
+    ) -> None:
+        super().__init__(handle, shape, dtype, offset)
+        self._client = client
+
+    def numpy(self) -> Array:
+        """Its contents as a new NumPy array."""
+        return self._client._finish(self.submit_get())
+
+    get = numpy
+
+    def set(self, value: npt.ArrayLike) -> None:
+        """Overwrite its contents by values of the same shape.
+
+        Raises:
+            InvalidError: another shape, or a dtype that does not convert.
+        """
+        self._client._finish(self.submit_set(value))
+
+    def submit_get(self) -> Future[Array]:
+        """Start `get`."""
+        return self._client._start(self._client.core.read, self)
+
+    def submit_set(self, value: npt.ArrayLike) -> Future[None]:
+        """Start `set`. The values are sent when it returns, and may change."""
+        return self._client._start(self._client.core.write, self, self.host_data(value))
+
+    def free(self) -> None:
+        """Free the memory now. Work that was started still has it; views of it are gone too."""
+        self._client.link.start(self._client.core.release, self.handle)
+
+    def __getitem__(self, key: object) -> DeviceArray:
+        shape, offset = self.geometry(key)
+        return DeviceArray(self._client, self.handle, shape, self.dtype, offset)
+
+    def view(self, dtype: npt.DTypeLike | None = None, shape: Shape = -1) -> DeviceArray:
+        """The same memory as another dtype or shape."""
+        dims, kind = self.reshaped(shape, dtype)
+        return DeviceArray(self._client, self.handle, dims, kind, self.offset)
+
+    def reshape(self, *shape: int) -> DeviceArray:
+        """The same memory in another shape; one size may be -1."""
+        return self.view(None, shape)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("the contents of a device array can only be copied")
+        return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
+
+    def __enter__(self) -> DeviceArray:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._client.core.lost is None:
+            self.free()
+
+
+class Kernel(BaseKernel):
+    """A kernel, to be called: `kernel(x, y, n=100, elements=100)`.
+
+    Arguments are given by place in the order of `bindings`, or by name where the module has names; scalars by
+    keyword, or together as `scalars=[…]`. The launch is `grid=` in work groups, or `elements=` in invocations
+    (rounded up to whole groups); both take an integer or a tuple of up to three.
+
+    An argument can be
+
+    - a `DeviceArray`: used where it is; what the kernel writes stays on the device;
+    - a NumPy array (or bytes): sent along. If the kernel writes the binding, the result is returned as a new array,
+      and the one given is left as it is (`inplace=True`: the result is stored in it instead). The contents are
+      sent only if the kernel reads them: of a binding that it only writes, what it leaves out is 0;
+    - `vkqueue.out(shape, dtype)`, or a size in bytes: a result, zero at first;
+    - for a uniform block, a dict of its members;
+    - for an array of descriptors, a list of these.
+
+    A call returns the results in the order of the arguments: None, one array, or a tuple.
+
+    Further keywords: `specialization={name or id: value}`, `priority` (-100 to 100, among this connection's work),
+    `deadline` in seconds until it must have been submitted, `after=[future, …]` that must have succeeded,
+    `timing=True` (the call returns (value, Timing)), `device`, `label`, and `launch` for TVM's launch parameters.
+    """
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Run it, and wait for its results.
+
+        Raises:
+            InvalidError: an argument is wrong.
+            TimeoutError: not done within the client's `timeout`; it is cancelled.
+            VkqueueError: it failed.
+        """
+        return self._client._finish(self.submit(*args, **keywords))
+
+    def submit(self, *args: Any, **keywords: Any) -> Future[Any]:
+        """Start it. Arguments are sent when this returns, and may change.
+
+        Raises:
+            InvalidError: an argument is wrong.
+        """
+        client = self._client
+        packed = self._plan.packed(args, keywords)
+        if packed is not None:
+            return client.link.start(client.core.dispatch, packed, args)  # type: ignore[no-any-return]
+        return client.link.start(client.core.launch, self._plan.prepare(args, keywords))  # type: ignore[no-any-return]
+
+
+class Module(BaseModule[Kernel]):
+    """A loaded module. `module["name"]` is a kernel, `module.kernel` the only one."""
+
+    def inspect(self, format: str = "spirv-asm") -> str:
+        """The disassembly ("spirv-asm") or the reflection ("json")."""
+        params = self._params(format=format)
+        return str(self._client._call(self._client.core.request, "module.inspect", params, lambda r: r["text"]))
+
+    def save(self, format: str = "tvm", layout: str | None = None) -> Saved:
+        """The module in a format of TVM's: "tvm", in `layout` "0.20", "0.21" or "0.24", or "tvm_file"."""
+        params = self._params(format=format, layout=layout)
+        saved: Saved = self._client._call(self._client.core.request, "module.save", params, Saved.from_wire)
+        return saved
+
+    def unload(self) -> None:
+        """Free it now; launches that were started still run."""
+        self._client.link.start(self._client.core.release, self._handle)
+
+
+class Client:
+    """A connection to the daemon; see `vkqueue.connect`.
+
+    Several threads may use it. It belongs to the process that made it: a forked child has to connect itself. After
+    an interrupt (Ctrl-C) it works on, or, if that came while a message was being moved, it is closed.
+
+    Attributes:
+        link, core: the parts; not for use from outside.
+    """
+
+    def __init__(self, sock: socket.socket, timeout: float | None = None) -> None:
+        self.core = Core(self._new_call)
+        self.link = Link(sock, self.core)
+        self.timeout = timeout
+
+    def _new_call(self, decode: Callable[[Any], Any] | None, uses: Any) -> Future[Any]:
+        return Future(self, decode, uses)
+
+    def _start(self, build: Callable[P, Call[T]], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Start a call of the core's."""
+        return cast("Future[T]", self.link.start(build, *args, **kwargs))  # as `_new_call` made it
+
+    def _call(self, build: Callable[P, Call[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Start, and wait within the client's timeout."""
+        return self._finish(self._start(build, *args, **kwargs))
+
+    def _finish(self, future: Future[T]) -> T:
+        try:
+            return future.result(self.timeout)
+        except BaseException:
+            if not future.finished:  # out of time, or interrupted: nobody waits for it any more
+                self._abandon(future)
+            raise
+
+    def _abandon(self, future: Future[Any]) -> None:
+        try:
+            self.link.post(self.core.cancel, future)
+        except VkqueueError:
+            pass  # the connection is over, and the work with it
+
+    @property
+    def _hello(self) -> Hello:
+        assert self.core.hello is not None  # connect() gives a client out only once it has been greeted
+        return self.core.hello
+
+    @property
+    def server(self) -> str:
+        """The daemon's name and version."""
+        return self._hello.server
+
+    @property
+    def limits(self) -> Limits:
+        """What the daemon grants this connection."""
+        return self._hello.limits
+
+    @property
+    def device(self) -> Device | None:
+        """The device that this connection's work runs on; None if the daemon has none."""
+        return self._hello.own_device
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over."""
+        return self.core.lost is not None
+
+    def devices(self) -> list[Device]:
+        """The daemon's devices."""
+        return self._call(self.core.devices)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the whole daemon."""
+        return self._call(self.core.stats)
+
+    def ping(self) -> None:
+        """Return once the daemon has answered."""
+        self._call(self.core.control, "ping", {})
+
+    def flush(self) -> None:
+        """Wait until all that was started is done, in every thread.
+
+        Raises:
+            VkqueueError: the first failure of an array that could not be made, since the last `flush`; other work's
+                is told to those who have its future.
+        """
+        for call in self.link.start(self.core.outstanding):
+            self.link.wait(call, None)
+        self.core.check()
+
+    def load(self, source: Source, *, entry: str | None = None, name: str | None = None) -> Module:
+        """Load a module by its path or its bytes: SPIR-V, or one of TVM's formats.
+
+        Args:
+            entry: the only entry point to load.
+            name: for messages and labels; else the file's.
+
+        Raises:
+            InvalidError, UnsupportedError: the module is broken; it has no kernel that a device can run.
+        """
+        data, meta, stem = read_module(source)
+        title = name if name is not None else stem
+        params = module_params(data, meta, entry, title or None)
+        module: Module = self._call(self.core.load, params, self._make_module, title)
+        return module
+
+    def compile(
+        self,
+        source: str,
+        language: str = "glsl",
+        *,
+        entry: str | None = None,
+        name: str | None = None,
+        defines: Mapping[str, Any] | None = None,
+        includes: Mapping[str, str] | None = None,
+        target_env: str | None = None,
+    ) -> Module:
+        """Compile source text ("glsl", "hlsl", "slang") by the daemon, and load the module.
+
+        Args:
+            includes: texts by the name that the source includes them by; the daemon opens no files.
+
+        Raises:
+            CompileError: with the compiler's text.
+            UnsupportedError: the daemon has no compiler for the language.
+        """
+        params = source_params(
+            source, language, entry=entry, name=name, defines=defines, includes=includes, target_env=target_env
+        )
+        module: Module = self._call(self.core.load, params, self._make_module, name or "")
+        return module
+
+    def _make_module(self, handle: Handle, name: str, plans: dict[str, LaunchPlan]) -> Module:
+        return Module(self, handle, name, {kernel: Kernel(self, plan) for kernel, plan in plans.items()})
+
+    def array(
+        self, values: npt.ArrayLike, dtype: npt.DTypeLike | None = None, *, device: int | None = None
+    ) -> DeviceArray:
+        """A device array with these contents. They are sent when it returns; if there is no memory for them, whoever
+        uses the array first is told (or `flush`).
+        """
+        data = host_array(values, dtype)
+        return self._create(data.shape, data.dtype, data, device)
+
+    def zeros(self, shape: Shape, dtype: npt.DTypeLike, *, device: int | None = None) -> DeviceArray:
+        """A device array of zeros."""
+        return self._create(as_shape(shape), numpy_dtype(dtype), None, device)
+
+    def empty(self, shape: Shape, dtype: npt.DTypeLike, *, device: int | None = None) -> DeviceArray:
+        """As `zeros`: the daemon hands out no memory with another's data in it."""
+        return self.zeros(shape, dtype, device=device)
+
+    def _create(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array | None, device: int | None
+    ) -> DeviceArray:
+        handle = self.link.start(self.core.create, shape, dtype, data, device)
+        return DeviceArray(self, handle, shape, dtype)
+
+    def close(self) -> None:
+        """Close the connection. Work that has not been submitted is dropped, and everything made by it is freed."""
+        self.link.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self.core.lost is not None:
+            return f"<Client closed: {self.core.lost.message}>"
+        return f"<Client of {self.server}: {self.device}>"
+
+
+def connect(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    device: int | None = None,
+    timeout: float | None = None,
+    client_name: str | None = None,
+) -> Client:
+    """Connect to the daemon.
+
+    Args:
+        path: its socket; else $VKQUEUE_SOCKET, else the user's own daemon, else the system's.
+        device: index of the device to work on; else the daemon chooses the least loaded.
+        timeout: seconds that any blocking call may take, connecting included; None: as long as it takes (30 s to
+            connect). What does not end in time raises TimeoutError and is cancelled.
+        client_name: who connects, for logs and statistics; else the process's name.
+
+    Raises:
+        ConnectionLostError: no daemon answers.
+        UnsupportedError: it speaks another protocol.
+        TimeoutError
+    """
+    limit = _CONNECT_TIMEOUT if timeout is None else timeout
+    client = Client(_open(address.candidates(path), limit), timeout)
+    try:
+        client._start(client.core.greet, device, client_name or address.process_name()).result(limit)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def _open(paths: list[str], timeout: float) -> socket.socket:
+    tried: list[tuple[str, str]] = []
+    for path in paths:
+        reason = address.distrusted(path)
+        if reason is None:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.settimeout(timeout)
+                sock.connect(path)
+                return sock
+            except OSError as error:
+                sock.close()
+                reason = error.strerror or str(error)
+            except BaseException:
+                sock.close()
+                raise
+        tried.append((path, reason))
+    raise address.unreachable(tried)
+
+
