@@ -1,0 +1,13 @@
+"""The client for asyncio: as `vkqueue`, with everything that waits to be awaited.
+
+    import vkqueue.aio
+
+    async with vkqueue.aio.connect() as gpu:
+        saxpy = (await gpu.load("saxpy.spv")).kernel
+        y = await saxpy(x, y, a=2.0, n=len(x), elements=len(x))
+"""
+
+from vkqueue.client.aio import AsyncClient, AsyncDeviceArray, AsyncKernel, AsyncModule, connect
+from vkqueue.client.aio_link import AsyncFuture
+
+__all__ = ["connect", "AsyncClient", "AsyncModule", "AsyncKernel", "AsyncDeviceArray", "AsyncFuture"]
