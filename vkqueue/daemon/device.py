@@ -433,5 +433,5 @@ class Device:
             "batches_in_flight": len(self._in_flight),
             **self.counters,
             "closed": dict(self.batcher.reasons),
-            "batch_sizes": dict(self.batcher.sizes),
+            "batch_sizes": {str(size): n for size, n in self.batcher.sizes.items()},  # keys on the wire are strings
         }
