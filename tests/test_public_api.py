@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import vkqueue
 import vkqueue.aio
+from vkqueue.errors import BY_CODE
 
 PUBLIC = [
     "Binding", "Client", "CompileError", "ConnectionLostError", "DeniedError", "DependencyError", "Device",
@@ -48,13 +51,27 @@ def test_both_clients_offer_the_same() -> None:
     assert members(vkqueue.Future) - members(vkqueue.aio.AsyncFuture) == {"result"}
 
 
-def test_importing_loads_neither_numpy_nor_vulkan() -> None:
-    program = "import sys, vkqueue; print(sorted({'numpy', 'vulkan', 'msgpack', 'anyio', 'asyncio'} & set(sys.modules)))"
-    first = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert first.stdout.strip() == "[]"
+def test_every_error_of_the_protocol_is_public() -> None:
+    assert {error.__name__ for error in BY_CODE.values()} <= set(PUBLIC)
 
 
-def test_using_the_client_needs_no_vulkan_loader() -> None:
-    program = "import sys, vkqueue.aio; vkqueue.connect; print('vulkan' in sys.modules)"
-    second = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert second.stdout.strip() == "False"
+def loaded_by(code: str) -> set[str]:
+    """Modules that are loaded after `code` in a fresh interpreter."""
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    run = [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"]
+    return set(subprocess.run(run, env=environ, capture_output=True, check=True, timeout=30, text=True).stdout.split())
+
+
+def test_the_package_alone_is_light() -> None:
+    """The daemon imports it too."""
+    assert not {"numpy", "msgpack", "vulkan", "anyio", "asyncio"} & loaded_by("import vkqueue")
+
+
+def test_a_client_needs_no_part_of_the_daemon() -> None:
+    """Rule 33: neither Vulkan nor what only the daemon uses is imported with the library."""
+    loaded = loaded_by("import vkqueue; [getattr(vkqueue, name) for name in vkqueue.__all__]")
+    assert not {"vulkan", "anyio", "asyncio"} & loaded
+    loaded |= loaded_by("import vkqueue.aio")
+    ours = {name.split(".")[1] for name in loaded if name.startswith("vkqueue.")}
+    assert not ours & {"gpu", "daemon", "jobs", "worker", "config", "cli"}
+    assert "vulkan" not in loaded

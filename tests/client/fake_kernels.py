@@ -23,7 +23,8 @@ def storage(binding: int, access: str, name: str = "", *, set: int = 0, **more: 
 
 
 def scalar(name: str, type: str, offset: int, **more: Any) -> dict[str, Any]:
-    return {"name": name, "type": type, "offset": offset, "size": struct.calcsize(FORMATS[type]), "where": "push", **more}
+    size = struct.calcsize(FORMATS[type])
+    return {"name": name, "type": type, "offset": offset, "size": size, "where": "push", **more}
 
 
 def reflection(bindings: list[Any], scalars: list[Any] | None = None, **more: Any) -> dict[str, Any]:
