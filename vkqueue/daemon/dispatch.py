@@ -57,7 +57,7 @@ class Dispatcher:
         except (KeyError, TypeError):
             self.full(session, msgid, params, now)
             return
-        if session.open_jobs >= self._max_jobs:
+        if session.open_jobs >= self._max_jobs or self._service.full:
             raise self.overloaded()
         plan = kernel.plan
         row = (
@@ -82,7 +82,7 @@ class Dispatcher:
         device = self._device(session, p)
         cached = self._session_kernel(session, module, name, p.get("specialization"), device)
         kernel = cached.kernel
-        if session.open_jobs >= self._max_jobs:
+        if session.open_jobs >= self._max_jobs or self._service.full:
             raise self.overloaded()
         token, payload, payload_bytes = self._token(session, cached, p["args"])
         options = _options(session, p, now)
@@ -101,9 +101,16 @@ class Dispatcher:
             row = self._await_pipeline(device, kernel, row)
             device.submit(row, kernel.pipeline, outstanding)
         session.open_jobs += 1
-        session.queued_bytes += payload_bytes
+        self._service.hold_bytes(session, payload_bytes)
 
     def overloaded(self) -> VkqueueError:
+        """Why no job is taken at present."""
+        if self._service.full:
+            limit = self._service.config.limits.total_queued_jobs
+            return OverloadedError(
+                f"{limit} jobs of all connections are queued (total_queued_jobs); try again later",
+                {"total_queued_jobs": limit},
+            )
         return OverloadedError(
             f"{self._max_jobs} jobs of this connection are queued or running (max_queued_jobs); wait for answers",
             {"max_queued_jobs": self._max_jobs},
@@ -169,14 +176,19 @@ class Dispatcher:
         if cached is not None and (cached.kernel.ready or cached.kernel.error is None):
             return cached
         assert module.code is not None
+        wanted = (module.code.digest, spec)
+        if (error := session.analysis_errors.pop(wanted, None)) is not None:
+            raise error
         found: list[Any] = []
         waiting = True
 
         def done(result: Any) -> None:
             if waiting:
                 found.append(result)
-            else:
-                self._service.unblock(session)
+                return
+            if isinstance(result, VkqueueError):
+                session.analysis_errors[wanted] = result
+            self._service.unblock(session)
 
         self._service.modules.variant(module.code, spec, values, done)
         waiting = False

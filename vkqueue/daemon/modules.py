@@ -103,9 +103,11 @@ class ModuleTable:
         def analysed(result: Any) -> None:
             if not isinstance(result, VkqueueError):
                 result = result["kernels"]
-            if len(code.variants) >= _KEEP_VARIANTS:
-                code.variants.pop(next(iter(code.variants)))
-            code.variants[spec] = result
+            if not isinstance(result, VkqueueError) or result.code in ("invalid", "unsupported"):
+                # Any other error (the helper died, the daemon stops) says nothing of the module.
+                if len(code.variants) >= _KEEP_VARIANTS:
+                    code.variants.pop(next(iter(code.variants)))
+                code.variants[spec] = result
             self._answer(key, result)
 
         if self._join(key, on_done):

@@ -79,6 +79,9 @@ class Service:
         limits = config.limits
         self._wire_limits = Limits(max_message_bytes=limits.max_message_bytes)
         self._max_queued_bytes = limits.max_queued_bytes
+        self._queued_bytes = 0
+        self._paused: dict[int, Session] = {}
+        self.full = False
 
     # Life
 
@@ -174,6 +177,9 @@ class Service:
         session.closed = True
         del self.sessions[session.id]
         session.deferred.clear()
+        self._queued_bytes -= session.queued_bytes
+        self._paused.pop(session.id, None)
+        self._maybe_resume()
         owned: dict[int, list[int]] = {}
         for found in session.objects.values():
             if type(found) is Buffer:
@@ -193,13 +199,14 @@ class Service:
 
     def may_read(self, session: Session) -> bool:
         """False while the connection's queued bytes are over their bound; `session.resume` is called later."""
-        if session.queued_bytes > self._max_queued_bytes:
-            session.read_paused = True
-        return not session.read_paused
+        if session.queued_bytes > self._max_queued_bytes or self._queued_bytes > self.config.limits.total_queued_bytes:
+            self._paused[session.id] = session
+        return session.id not in self._paused
 
     def handle(self, session: Session, requests: list[tuple[int, str, dict[str, Any]]]) -> None:
         """Take a burst of requests; answers appear on `session.conn` at once or later."""
         now = time.monotonic_ns()
+        self.full = sum(d.scheduler.queued for d in self.devices) >= self.config.limits.total_queued_jobs
         fast = self.dispatcher.fast
         for msgid, method, params in requests:
             if method == "dispatch" and not session.blocked and not self.draining:
@@ -264,7 +271,7 @@ class Service:
         session.blocked = True
         entry = (msgid, method, params, now)
         session.deferred.append(entry)
-        session.queued_bytes += _params_bytes(params)
+        self.hold_bytes(session, _params_bytes(params))
         deadline = params.get("deadline_ms")
         if method == "dispatch" and type(deadline) is int and deadline > 0:
             left = deadline / 1e3 - (time.monotonic_ns() - now) / 1e9
@@ -278,19 +285,19 @@ class Service:
         waiting, session.deferred = session.deferred, deque()
         while waiting and not session.blocked:
             msgid, method, params, received = waiting.popleft()
-            session.queued_bytes -= _params_bytes(params)
+            self.hold_bytes(session, -_params_bytes(params))
             self._request(session, msgid, method, params, received)
         session.deferred.extend(waiting)  # behind the one, if any, that had to wait again
         for device in self.devices:
             device.pump()
-        self._maybe_resume(session)
+        self._maybe_resume()
         session.wake()
 
     def _expire_deferred(self, session: Session, entry: Deferral) -> None:
         """A deadline passed while the request waited for an analysis."""
         if not session.closed and entry in session.deferred:
             session.deferred.remove(entry)
-            session.queued_bytes -= _params_bytes(entry[2])
+            self.hold_bytes(session, -_params_bytes(entry[2]))
             self.fail(session, entry[0], self.expired_error())
 
     # What handlers ask for
@@ -343,13 +350,13 @@ class Service:
 
     def admit_job(self, session: Session) -> None:
         """Raises OverloadedError when the connection's queue is full."""
-        if session.open_jobs >= self.config.limits.max_queued_jobs:
+        if session.open_jobs >= self.config.limits.max_queued_jobs or self.full:
             raise self.dispatcher.overloaded()
 
     def queue(self, session: Session, device: Device, row: Row) -> None:
         """Queue an admitted transfer or creation."""
         session.open_jobs += 1
-        session.queued_bytes += _row_bytes(row)
+        self.hold_bytes(session, _row_bytes(row))
         device.submit(row, None)
 
     def free_buffer(self, session: Session, buffer: Buffer, now: int) -> None:
@@ -370,7 +377,7 @@ class Service:
         for entry in session.deferred:
             if entry[0] == msgid:
                 session.deferred.remove(entry)
-                session.queued_bytes -= _params_bytes(entry[2])
+                self.hold_bytes(session, -_params_bytes(entry[2]))
                 self.fail(session, msgid, error)
                 return True
         for device in self.devices:
@@ -423,15 +430,26 @@ class Service:
 
     def payload_done(self, session: Session, row: Row) -> None:
         """The row's payload is held no longer."""
-        session.queued_bytes -= _row_bytes(row)
-        self._maybe_resume(session)
+        self.hold_bytes(session, -_row_bytes(row))
+        self._maybe_resume()
 
-    def _maybe_resume(self, session: Session) -> None:
-        # Half, so that a connection at its bound does not start and stop at every job.
-        if session.read_paused and session.queued_bytes <= self._max_queued_bytes // 2:
-            session.read_paused = False
-            if session.resume is not None:
-                session.resume()
+    def hold_bytes(self, session: Session, count: int) -> None:
+        """Payload bytes more (or less, below zero) that the daemon holds for a connection."""
+        session.queued_bytes += count
+        self._queued_bytes += count
+
+    def _maybe_resume(self) -> None:
+        """Read again from connections whose bytes have sunk.
+
+        To half of the bounds, so that a connection at its bound does not start and stop at every job.
+        """
+        if self._queued_bytes > self.config.limits.total_queued_bytes // 2:
+            return
+        for session in list(self._paused.values()):
+            if session.queued_bytes <= self._max_queued_bytes // 2:
+                del self._paused[session.id]
+                if session.resume is not None:
+                    session.resume()
 
     def _creation_failed(self, session: Session, row: Row) -> None:
         for handle, found in session.objects.items():

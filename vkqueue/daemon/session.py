@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vkqueue.errors import DeviceLostError, InvalidError, NotFoundError, brief
+from vkqueue.errors import DeviceLostError, InvalidError, NotFoundError, VkqueueError, brief
 from vkqueue.model import Token
 from vkqueue.wire.session import ServerConnection
 
@@ -96,8 +96,9 @@ class Session:
         # Data requests behind one that waits for an analysis; `blocked` while there is such a one.
         self.deferred: deque[Deferral] = deque()
         self.blocked = False
+        # What the analysis said that a deferred request waits for, by (module, specialization), if it failed.
+        self.analysis_errors: dict[Any, VkqueueError] = {}
         self.closed = False
-        self.read_paused = False
 
     def new_handle(self, chosen: int | None) -> int:
         """The handle of a creation, by whichever side counts; burnt whatever becomes of the request.

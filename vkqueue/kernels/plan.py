@@ -120,6 +120,10 @@ class Plan:
         Raises:
             InvalidError: not one to three integers, negative, or over `maxComputeWorkGroupCount`.
         """
+        if type(grid) is list and len(grid) == 1:  # the usual case, made cheap
+            x = grid[0]
+            if type(x) is int and 0 <= x <= self.max_groups[0]:
+                return x, 1, 1
         if type(grid) is not list or not 1 <= len(grid) <= 3:
             raise InvalidError(f"grid: expected a list of one to three integers (work groups), got {brief(grid)}")
         for axis, (value, limit) in enumerate(zip(grid, self.max_groups, strict=False)):
