@@ -14,6 +14,9 @@ from typing import Any, Protocol
 from vkqueue.gpu import binding
 
 LARGE = 1 << 20
+# Fresh memory from here on is asked for in huge pages, as NumPy does: page faults cost more than the copy.
+_HUGE = 4 << 20
+_PAGE = mmap.PAGESIZE
 _ZEROS = memoryview(bytes(LARGE))
 
 
@@ -65,22 +68,14 @@ class Mapping:
         if self._cache is not None:
             self._dirty.append((offset, offset + size))
 
-    def read(self, offset: int, size: int) -> Any:
-        """A copy of `size` bytes at `offset`: bytes, or a memoryview of pages of their own when large.
-
-        A bytearray would first be zeroed with the GIL held; the pages of a mapping come zeroed from the kernel,
-        while the copy runs without it.
-        """
+    def read(self, offset: int, size: int) -> bytes:
+        """A copy of `size` bytes at `offset`."""
         if self._cache is not None and size:
             self._cache.invalidate(offset, offset + size)
         if size < LARGE:
             return bytes(self.view[offset : offset + size])
         self._check(offset, size)
-        pages = mmap.mmap(-1, size)
-        target = (ctypes.c_ubyte * size).from_buffer(pages)
-        ctypes.memmove(target, self.address + offset, size)
-        del target
-        return memoryview(pages)
+        return _copy_large(self.address + offset, size)
 
     def flush(self) -> None:
         """Make what was written since the last flush visible to the device."""
@@ -91,3 +86,24 @@ class Mapping:
     def _check(self, offset: int, size: int) -> None:
         if offset < 0 or offset + size > self.size:
             raise IndexError(f"bytes {offset} to {offset + size} lie outside a mapping of {self.size}")
+
+
+# Bytes to be filled in, which C code may do before anyone else has seen them. bytes(view) would copy with the GIL held,
+# and a bytearray be zeroed so.
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t)
+_address_of = ctypes.pythonapi.PyBytes_AsString
+_address_of.restype, _address_of.argtypes = ctypes.c_void_p, (ctypes.py_object,)
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def _copy_large(address: int, size: int) -> bytes:
+    data: bytes = _new_bytes(None, size)
+    target: int = _address_of(data)
+    if size >= _HUGE:
+        # Advice only: that it fails where there are no huge pages does not matter.
+        start = (target + _PAGE - 1) & -_PAGE
+        _madvise(start, (target + size - start) & -_PAGE, mmap.MADV_HUGEPAGE)
+    ctypes.memmove(target, address, size)
+    return data
