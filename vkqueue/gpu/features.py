@@ -19,7 +19,7 @@ Version = tuple[int, int]
 NEWEST: Version = (1, 3)
 """The newest version whose structs the binding has; newer devices are used as this one."""
 
-KNOWS_RECENT = (1, 3, 290)
+KNOWS_RECENT = (1, 4, 320)
 """A validation layer of this version knows every struct below; older ones report the recent ones as unknown."""
 
 
@@ -114,6 +114,7 @@ FEATURES = (
         (
             "subgroupSizeControl",
             "computeFullSubgroups",
+            "shaderDemoteToHelperInvocation",
             "synchronization2",
             "shaderZeroInitializeWorkgroupMemory",
             "shaderIntegerDotProduct",
@@ -303,6 +304,42 @@ FEATURES = (
         extension="VK_KHR_shader_maximal_reconvergence",
         stype=1000434000,
     ),
+    Block(
+        _BOOLS,
+        ("shaderBFloat16Type", "shaderBFloat16DotProduct", "shaderBFloat16CooperativeMatrix"),
+        extension="VK_KHR_shader_bfloat16",
+        stype=1000141000,
+    ),
+    Block(
+        _BOOLS,
+        ("shaderFloat8", "shaderFloat8CooperativeMatrix"),
+        extension="VK_EXT_shader_float8",
+        stype=1000567000,
+    ),
+    Block(_BOOLS, ("shaderQuadControl",), extension="VK_KHR_shader_quad_control", stype=1000235000),
+    Block(
+        _BOOLS,
+        ("shaderRelaxedExtendedInstruction",),
+        extension="VK_KHR_shader_relaxed_extended_instruction",
+        stype=1000558000,
+    ),
+    Block(
+        _BOOLS,
+        ("shaderReplicatedComposites",),
+        extension="VK_EXT_shader_replicated_composites",
+        stype=1000564000,
+    ),
+    Block(
+        _BOOLS,
+        ("shaderFloat16VectorAtomics",),
+        extension="VK_NV_shader_atomic_float16_vector",
+        stype=1000563000,
+    ),
+    Block(
+        "VkPhysicalDeviceShaderSMBuiltinsFeaturesNV",
+        ("shaderSMBuiltins",),
+        extension="VK_NV_shader_sm_builtins",
+    ),
     Block(_BOOLS, ("shaderExpectAssume",), extension="VK_KHR_shader_expect_assume", stype=1000544000),
     Block(_BOOLS, ("shaderFloatControls2",), extension="VK_KHR_shader_float_controls2", stype=1000528000),
 )
@@ -448,7 +485,9 @@ def wanted(present: dict[str, bool], *, robustness2: bool = True, isolate: bool 
     chosen = dict(present)
     # Without it, loads and stores of matrices are not bounded and reach other clients' memory (NVIDIA 580).
     if isolate and not present.get("cooperativeMatrixRobustBufferAccess"):
-        chosen["cooperativeMatrix"] = False
+        for name in chosen:
+            if name.lower().endswith("cooperativematrix"):
+                chosen[name] = False
     if not robustness2:
         chosen["robustBufferAccess2"] = chosen["nullDescriptor"] = False
     return chosen
