@@ -87,7 +87,7 @@ def test_a_daemon_with_a_full_backlog_is_alive(path: str) -> None:
                 open_at(path)
 
 
-def test_a_daemon_that_is_about_to_listen_is_waited_for(path: str) -> None:
+def test_a_daemon_that_is_about_to_listen_is_waited_for(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between bind and listen a socket refuses like a stale one; the lock is held meanwhile."""
     os.mkdir(os.path.dirname(path))
     lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
@@ -95,6 +95,14 @@ def test_a_daemon_that_is_about_to_listen_is_waited_for(path: str) -> None:
     other = socket.socket(socket.AF_UNIX)
     other.bind(path)
     results: list[object] = []
+    waits = threading.Event()
+    flock = fcntl.flock
+
+    def noticed(fd: int, operation: int) -> None:
+        waits.set()
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", noticed)
 
     def second() -> None:
         try:
@@ -104,6 +112,7 @@ def test_a_daemon_that_is_about_to_listen_is_waited_for(path: str) -> None:
 
     thread = threading.Thread(target=second)
     thread.start()
+    assert waits.wait(10)
     assert not results
     other.listen(1)
     os.unlink(f"{path}.lock")
