@@ -7,7 +7,9 @@ byte and the end is the client's as well, and zeroed with the rest.
 
 from __future__ import annotations
 
-from vkqueue.errors import NotFoundError, TooLargeError, VkqueueError
+from collections.abc import Callable
+
+from vkqueue.errors import NotFoundError, OutOfDeviceMemoryError, TooLargeError, VkqueueError
 from vkqueue.gpu import binding
 from vkqueue.gpu.arena import Arena
 from vkqueue.gpu.device import Device
@@ -109,6 +111,7 @@ class Buffers:
         types: the memory types in use.
         memory: the blocks.
         count: clients' buffers, with those that wait to be freed.
+        reclaim: called when the device has no more memory, to give back what is only kept for later.
     """
 
     def __init__(self, device: Device) -> None:
@@ -132,6 +135,7 @@ class Buffers:
         self._limits = device.limits
         self._max_size: int = self._limits.get("maxBufferSize", 1 << 62)
         self.count = 0
+        self.reclaim: Callable[[], None] = _nothing
         # Alignment and types are the same for all buffers of one usage (the specification says so), so one
         # buffer tells them.
         probe = self._create(256)
@@ -224,7 +228,11 @@ class Buffers:
                 alignment = max(alignment, self._device.atom_size)
             needed = self._needs.size
             whole = handle if needed == align_up(needed, alignment) else 0
-            allocation = self.memory.allocate(memory_type, needed, alignment, whole)
+            try:
+                allocation = self.memory.allocate(memory_type, needed, alignment, whole)
+            except OutOfDeviceMemoryError:
+                self.reclaim()
+                allocation = self.memory.allocate(memory_type, needed, alignment, whole)
         except VkqueueError:
             self._destroy_handle(handle)
             raise
@@ -270,6 +278,10 @@ class Buffers:
     def _destroy_handle(self, handle: int) -> None:
         self._device.hot.destroy_buffer(self._device.handle, handle, None)
         self._device.live.add("VkBuffer", -1)
+
+
+def _nothing() -> None:
+    pass
 
 
 def memory_types(device: Device) -> list[MemoryType]:

@@ -85,6 +85,7 @@ class Payloads:
         near = types.download.device_local
         self._host_out_max = _or(tuning.host_out_max, UNLIMITED if near else 16 << 10)
         self._per_session = not device.robust_ranges
+        buffers.reclaim = self.trim
 
     @property
     def reserved(self) -> int:
@@ -117,6 +118,11 @@ class Payloads:
         # A kernel may write what it was given to read; the host must not write there again before that is done.
         frame.host_sees = True
         return places, results
+
+    def trim(self) -> None:
+        """Free the idle blocks."""
+        for pool in (self.upload, self.download, self.scratch):
+            pool.trim()
 
     def close(self) -> None:
         """Free all blocks."""

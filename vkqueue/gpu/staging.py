@@ -187,13 +187,7 @@ class StagingPool:
                 "use by work in flight; try again once some of it is done, or transfer in smaller parts",
                 {"asked": wanted, "used": self.reserved, "limit": self._limit},
             )
-        try:
-            buffer = self._make(wanted)
-        except OutOfDeviceMemoryError:
-            if not self._idle:
-                raise
-            self.trim()
-            buffer = self._make(wanted)
+        buffer = self._make(wanted)
         self.reserved += buffer.capacity
         return StagingBlock(buffer, None)
 

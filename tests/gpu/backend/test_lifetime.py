@@ -129,7 +129,7 @@ def test_rule_08_out_of_device_memory_is_the_rows_own_error(open_rig: Callable[.
     rig = open_rig()
     kept = rig.buffer(ints(5))
     _, row = rig.create(64 << 20)
-    with binding.inject("vkAllocateMemory", "VK_ERROR_OUT_OF_DEVICE_MEMORY", times=2):
+    with binding.inject("vkAllocateMemory", "VK_ERROR_OUT_OF_DEVICE_MEMORY", times=4):
         completion = rig.run(row, rig.read(kept))
     error = error_of(completion, 0)
     assert isinstance(error, OutOfDeviceMemoryError)
@@ -139,13 +139,23 @@ def test_rule_08_out_of_device_memory_is_the_rows_own_error(open_rig: Callable[.
     assert rig.run(row).errors == {}, "the next request works"
 
 
+def test_rule_08_idle_staging_makes_room_for_a_buffer(open_rig: Callable[..., Rig]) -> None:
+    rig = open_rig(naive=True)
+    rig.buffer(bytes(8 << 20))
+    assert rig.backend.memory()["staging_bytes"] >= 8 << 20
+    _, row = rig.create(64 << 20)
+    with binding.inject("vkAllocateMemory", "VK_ERROR_OUT_OF_DEVICE_MEMORY"):
+        assert rig.run(row).errors == {}
+    assert rig.backend.memory()["staging_bytes"] == 0
+
+
 @pytest.mark.parametrize("call", ["vkCreateBuffer", "vkMapMemory", "vkBindBufferMemory"])
 def test_a_buffer_that_fails_half_way_leaves_nothing_behind(open_rig: Callable[..., Rig], call: str) -> None:
     rig = open_rig()
     rig.run()
     before = rig.backend.device.live.counts()
     id, row = rig.create(64 << 20)
-    with binding.inject(call, "VK_ERROR_OUT_OF_DEVICE_MEMORY", times=2):
+    with binding.inject(call, "VK_ERROR_OUT_OF_DEVICE_MEMORY", times=4):
         assert isinstance(error_of(rig.run(row), 0), OutOfDeviceMemoryError)
     memory = rig.backend.memory()
     assert memory["buffers"] == memory["bytes_used"] == memory["bytes_reserved"] == 0
