@@ -1,66 +1,23 @@
-"""The state of one connection at either end, between bytes and requests. No I/O here.
+"""The state of one connection in the daemon, between bytes and requests. No I/O here.
 
-A server's connection goes through the states of `_NEXT`; a client's has none but being at fault. Both queue what
-is to be sent, and hand it out by `data_to_send` as few buffers: small messages joined, large bins as they are.
+A connection goes through the states of `_NEXT`. The client's end, which has no states but being at fault, is in
+`wire.client`.
 """
 
 from __future__ import annotations
 
-import struct
 from enum import Enum
 from typing import Any
 
-from vkqueue.errors import InternalError, InvalidError, ProtocolError, TooLargeError, VkqueueError, from_wire
+from vkqueue.errors import InternalError, InvalidError, ProtocolError, TooLargeError, VkqueueError
 from vkqueue.wire import codec
+from vkqueue.wire.client import ClientConnection
 from vkqueue.wire.codec import Piece
-from vkqueue.wire.framing import Limits, Splitter, structure_fault
+from vkqueue.wire.connection import NOTIFICATION, REQUEST, RESPONSE, RESPONSE_HEAD_BYTES, Connection, response_head
+from vkqueue.wire.framing import Limits, structure_fault
 from vkqueue.wire.messages import PARAMETER_NAMES, U32_MAX, check, describe
 
-REQUEST, RESPONSE, NOTIFICATION = 0, 1, 2
-"""First entry of the three arrays of MessagePack-RPC."""
-
-# [0, msgid, … and [1, msgid, nil, …: the msgid always as uint 32, which is valid and costs no branch.
-_request_head = struct.Struct(">BBBI").pack
-_REQUEST_HEAD_BYTES = 7
-_response_head = struct.Struct(">BBBIB").pack
-_RESPONSE_HEAD_BYTES = 8
-
-
-class _Connection:
-    """What both ends share: the splitter, and the queue of what is to be sent.
-
-    Attributes:
-        bytes_out: queued, and not yet taken by `data_to_send`.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self.bytes_out = 0
-        self._limits = limits
-        self._splitter = Splitter(limits)
-        self._packer = codec.new_packer()
-        self._small: list[Piece] = []  # to be joined
-        self._chunks: list[Piece] = []  # before them, ready to go
-        self.get_buffer = self._splitter.get_buffer
-
-    def data_to_send(self) -> list[Piece]:
-        """Take all that is queued, in order."""
-        if self._small:
-            self._chunks.append(b"".join(self._small))
-            self._small = []
-        chunks, self._chunks = self._chunks, []
-        self.bytes_out = 0
-        return chunks
-
-    def _queue(self, pieces: list[Piece]) -> None:
-        for piece in pieces:
-            if len(piece) >= codec.LARGE:
-                if self._small:
-                    self._chunks.append(b"".join(self._small))
-                    self._small = []
-                self._chunks.append(piece)
-            else:
-                self._small.append(piece)
-            self.bytes_out += len(piece)
+__all__ = ["ClientConnection", "Event", "ServerConnection", "State"]
 
 
 class State(Enum):
@@ -100,7 +57,7 @@ _REFUSALS: dict[tuple[State, Event], VkqueueError] = {
 }
 
 
-class ServerConnection(_Connection):
+class ServerConnection(Connection):
     """One client's connection, in the daemon.
 
     Faults are handled exactly at their place in the stream: what came before is delivered, nothing behind is.
@@ -140,13 +97,8 @@ class ServerConnection(_Connection):
     def receive_data(self, data: bytes | bytearray | memoryview) -> list[tuple[int, str, dict[str, Any]]]:
         """As `buffer_updated`, for bytes that are somewhere else: they are copied."""
         self._delivery = []
-        rest = memoryview(data)
-        while rest:
-            buffer = self.get_buffer()
-            count = min(len(buffer), len(rest))
-            buffer[:count] = rest[:count]
-            rest = rest[count:]
-            self._take(self._splitter.buffer_updated(count))
+        for messages in self._copy_in(data):
+            self._take(messages)
         return self._delivery
 
     def ready(self) -> None:
@@ -164,7 +116,7 @@ class ServerConnection(_Connection):
             KeyError: no request of this msgid waits for an answer.
         """
         pieces = codec.pack_pieces(self._packer, result)
-        size = sum(map(len, pieces)) + _RESPONSE_HEAD_BYTES
+        size = sum(map(len, pieces)) + RESPONSE_HEAD_BYTES
         if size > self._limits.max_message_bytes:
             self.fail(msgid, TooLargeError(
                 f"the answer has {size} bytes: the limit is {self._limits.max_message_bytes} (max_message_bytes of "
@@ -172,7 +124,7 @@ class ServerConnection(_Connection):
             ))  # fmt: skip
             return
         self.pending.remove(msgid)
-        self._queue([_response_head(0x94, RESPONSE, 0xCE, msgid, 0xC0), *pieces])
+        self._queue([response_head(0x94, RESPONSE, 0xCE, msgid, 0xC0), *pieces])
 
     def respond_packed(self, msgid: int, packed_result: bytes) -> None:
         """Answer a request by a result that is MessagePack already, and small.
@@ -181,8 +133,8 @@ class ServerConnection(_Connection):
             KeyError: no request of this msgid waits for an answer.
         """
         self.pending.remove(msgid)
-        self._small.append(_response_head(0x94, RESPONSE, 0xCE, msgid, 0xC0) + packed_result)
-        self.bytes_out += _RESPONSE_HEAD_BYTES + len(packed_result)
+        self._small.append(response_head(0x94, RESPONSE, 0xCE, msgid, 0xC0) + packed_result)
+        self.bytes_out += RESPONSE_HEAD_BYTES + len(packed_result)
 
     def fail(self, msgid: int, error: VkqueueError) -> None:
         """Answer a request by an error.
@@ -349,110 +301,3 @@ def _shape_fault(message: Any) -> str | None:
     if type(msgid) is not int or not 0 <= msgid <= U32_MAX:
         return f"a msgid is an integer from 0 to {U32_MAX}, not {describe(msgid)}"
     return None if type(method) is str else f"the method of a request is a string, not {describe(method)}"
-
-
-class ClientConnection(_Connection):
-    """A client's end.
-
-    Attributes:
-        pending: msgids that are not answered yet.
-        fault: why the connection cannot go on: the daemon ended it, or sent what is no answer. None while all is well.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        super().__init__(limits)
-        self.pending: set[int] = set()
-        self.fault: VkqueueError | None = None
-        self.max_message_bytes = limits.max_message_bytes
-        self._last_msgid = 0
-        self._heads: dict[str, bytes] = {}  # what stands between msgid and params, by method
-
-    def request(self, method: str, params: dict[str, Any] | None = None) -> int:
-        """Queue a request and return its msgid. Large bytes-like values are sent as they are.
-
-        Raises:
-            InvalidError: a value has no form in MessagePack.
-            TooLargeError: over `max_message_bytes`; nothing is queued.
-        """
-        return self._send(method, codec.pack_pieces(self._packer, params or {}))
-
-    def request_packed(self, method: str, packed_params: bytes) -> int:
-        """Queue a request whose named parameters are MessagePack (a map) already.
-
-        Raises:
-            TooLargeError: over `max_message_bytes`; nothing is queued.
-        """
-        return self._send(method, [packed_params])
-
-    def buffer_updated(self, count: int) -> list[tuple[int, VkqueueError | None, Any]]:
-        """Take `count` bytes that were read into `get_buffer()`.
-
-        Returns:
-            Answers (msgid, error, result), in the order they came. Look at `fault` afterwards.
-        """
-        answers: list[tuple[int, VkqueueError | None, Any]] = []
-        for message in self._splitter.buffer_updated(count):
-            if self.fault is not None:
-                break
-            self._take(message, answers)
-        return answers
-
-    def receive_data(self, data: bytes | bytearray | memoryview) -> list[tuple[int, VkqueueError | None, Any]]:
-        """As `buffer_updated`, for bytes that are somewhere else: they are copied."""
-        answers: list[tuple[int, VkqueueError | None, Any]] = []
-        rest = memoryview(data)
-        while rest:
-            buffer = self.get_buffer()
-            count = min(len(buffer), len(rest))
-            buffer[:count] = rest[:count]
-            rest = rest[count:]
-            answers += self.buffer_updated(count)
-        return answers
-
-    def _send(self, method: str, pieces: list[Piece]) -> int:
-        head = self._heads.get(method)
-        if head is None:
-            head = self._heads[method] = codec.pack_with(self._packer, method) + b"\x91"
-        size = _REQUEST_HEAD_BYTES + len(head) + sum(map(len, pieces))
-        if size > self.max_message_bytes:
-            raise TooLargeError(
-                f"the request has {size} bytes: the limit is {self.max_message_bytes} (max_message_bytes of hello); "
-                "send it in parts"
-            )
-        msgid = (self._last_msgid + 1) & U32_MAX
-        while msgid in self.pending:
-            msgid = (msgid + 1) & U32_MAX
-        self._last_msgid = msgid
-        self.pending.add(msgid)
-        self._queue([_request_head(0x94, REQUEST, 0xCE, msgid) + head, *pieces])
-        return msgid
-
-    def _take(self, message: Any, answers: list[tuple[int, VkqueueError | None, Any]]) -> None:
-        """One message from the daemon. Notifications other than "error" are for newer clients, and left alone."""
-        if isinstance(message, VkqueueError):
-            self.fault = ProtocolError(f"the daemon sent what cannot be read: {message.message}")
-            return
-        fault = structure_fault(message, self._limits.max_depth)
-        if fault is not None:
-            self.fault = ProtocolError(f"the daemon sent what cannot be read: {fault}")
-            return
-        kind = message[0] if type(message) is list and message else None
-        if type(kind) is int and kind == RESPONSE and len(message) == 4:
-            _, msgid, error, result = message
-            if type(msgid) is int and msgid in self.pending and (error is None or type(error) is dict):
-                self.pending.remove(msgid)
-                answers.append((msgid, None if error is None else from_wire(error), result))
-                return
-        elif type(kind) is int and kind == NOTIFICATION and len(message) == 3:
-            if message[1] != "error":
-                return
-            if type(message[2]) is list and len(message[2]) == 1 and type(message[2][0]) is dict:
-                self.fault = from_wire(message[2][0])
-                return
-        self.fault = ProtocolError(f"the daemon sent what answers no request of this connection: {_outline(message)}")
-
-
-def _outline(message: Any) -> str:
-    if not isinstance(message, list):
-        return describe(message)
-    return "[" + ", ".join(describe(item) for item in message[:4]) + (", …]" if len(message) > 4 else "]")
