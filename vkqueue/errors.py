@@ -171,7 +171,9 @@ def brief(value: object) -> str:
     if isinstance(value, str):
         return repr(value) if len(value) <= 60 else f"a string of {len(value)} characters"
     if isinstance(value, (list, tuple)):
-        return f"a list of {len(value)}" if len(value) > 4 else "[" + ", ".join(map(brief, value)) + "]"
+        if len(value) > 4 or any(isinstance(v, (list, tuple, dict)) for v in value):
+            return f"a list of {len(value)}"
+        return "[" + ", ".join(map(brief, value)) + "]"
     if isinstance(value, dict):
         return f"a map of {len(value)}"
     return repr(value) if isinstance(value, (int, float, bool, type(None))) else f"a {type(value).__name__}"

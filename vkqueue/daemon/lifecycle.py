@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import importlib.util
 import logging
 import resource
@@ -194,6 +195,9 @@ def run(
     journal = logs.is_journal(environ.get("JOURNAL_STREAM", ""))
     logs.setup(config.daemon.log_level, config.daemon.log_format, journal=journal)
     sys.setswitchinterval(config.daemon.switch_interval_us / 1_000_000)
+    # Rows and messages are tuples and maps that die young and in no cycle; the default thresholds made the collector
+    # look at them often enough to cost 0.13 to 0.35 µs a message.
+    gc.set_threshold(50_000, 20, 50)
     most_clients = raise_file_limit() - RESERVED_FDS
 
     async def serve() -> int:

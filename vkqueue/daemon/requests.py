@@ -64,11 +64,6 @@ class Requests:
 
     def hello(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         service = self._service
-        if p["protocol"] != 1:
-            raise UnsupportedError(
-                f"protocol: this daemon speaks version 1, the client asked for {p['protocol']}",
-                {"supported": [1], "asked": p["protocol"]},
-            )
         device = service.device(p["device"]) if "device" in p else service.least_loaded()
         session.client = p["client"]
         session.conn.ready()

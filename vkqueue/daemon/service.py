@@ -247,7 +247,11 @@ class Service:
         handler = self.requests.handlers.get(method)
         if handler is None:
             raise UnknownMethodError(f"no method {method!r}; the methods are {', '.join(sorted(METHODS))}")
-        checked = check(method, params)
+        try:
+            checked = check(method, params)
+        except VkqueueError:
+            session.burn_handle(method, params)
+            raise
         if self.draining and method not in CONTROL:
             raise self._draining()
         handler(session, msgid, checked, now)

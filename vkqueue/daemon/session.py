@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vkqueue.errors import DeviceLostError, InvalidError, NotFoundError, VkqueueError, brief
 from vkqueue.model import Token
+from vkqueue.wire.messages import HANDLE_MAX
 from vkqueue.wire.session import ServerConnection
 
 if TYPE_CHECKING:
@@ -122,6 +124,14 @@ class Session:
             handle = chosen
         self.next_handle = handle + 1
         return handle
+
+    def burn_handle(self, method: str, params: dict[str, Any]) -> None:
+        """A creation failed before it was looked at: it burns its handle and decides who counts all the same."""
+        chosen = params.get("as")
+        valid = chosen is None or (type(chosen) is int and 1 <= chosen <= HANDLE_MAX)
+        if valid and method in ("buffer.create", "module.load"):
+            with suppress(InvalidError):
+                self.new_handle(chosen)
 
     def buffer(self, handle: Any, what: str = "buffer") -> Buffer:
         """Raises NotFoundError for a handle that is none (never was, freed, of another connection, a module)."""
