@@ -30,9 +30,9 @@ class Tuning:
             Write-combined memory behind a bus takes 64 KiB in a few microseconds; above, the worker has better to do
             than to wait for the bus.
         host_in_max: largest `in` or uniform entry that a kernel reads from memory of the host's.
-        host_out_max: largest `out` or `inout` entry that a kernel writes in memory of the host's. Each access
-            crosses the bus, so copies soon pay; the figure is where a copy's fixed cost on a discrete device (a
-            command and a barrier) meets that of the bus, and is rough.
+        host_out_max: largest `out` or `inout` entry that a kernel writes in memory of the host's, where each access
+            crosses the bus. On an H200 64 KiB that are written once took 87 µs there and 130 µs with copies,
+            1 MiB the same either way; kernels that come back to their data gain from copies sooner.
         staging_keep: idle bytes of each kind of staging kept for the next batches.
         staging_limit: bytes of each kind of staging at once.
     """
@@ -83,7 +83,7 @@ class Payloads:
         near = types.upload.device_local
         self._host_in_max = _or(tuning.host_in_max, UNLIMITED if near else 64 << 10)
         near = types.download.device_local
-        self._host_out_max = _or(tuning.host_out_max, UNLIMITED if near else 16 << 10)
+        self._host_out_max = _or(tuning.host_out_max, UNLIMITED if near else 64 << 10)
         self._per_session = not device.robust_ranges
         buffers.reclaim = self.trim
 

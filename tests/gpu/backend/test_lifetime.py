@@ -22,20 +22,31 @@ N = 256
 GRID = (N // 64, 1, 1)
 
 
+def client_bytes(rig: Rig) -> int:
+    memory = rig.backend.memory()
+    return memory["bytes_used"] - memory["staging_bytes"]
+
+
+def own_allocation(rig: Rig) -> int:
+    """A size that gets an allocation of its own."""
+    buffers = rig.backend.buffers
+    return buffers.memory.block_size(buffers.types.client) // 2 + 1
+
+
 def test_rule_04_s15_a_buffer_freed_after_a_launch_was_sent_is_still_there_for_it(rig: Rig) -> None:
     x, y = rig.buffer(ints(*range(N))), rig.buffer(4 * N)
-    used = rig.backend.memory()["bytes_used"]
+    used = client_bytes(rig)
     launch = rig.submit(rig.dispatch("scale", (x, y), ints(3), GRID))
     rig.release(x)
     assert rig.backend.has_deferred and rig.backend.memory()["buffers"] == 2
     # What is created meanwhile must not get its memory.
     z = rig.buffer(b"\xff" * 4 * N)
-    assert rig.backend.memory()["bytes_used"] > used
+    assert client_bytes(rig) > used
     rig.finish(launch)
     assert not rig.backend.has_deferred and rig.backend.memory()["buffers"] == 2
     assert rig.ints_of(y) == [3 * i for i in range(N)]
     assert rig.bytes_of(z) == b"\xff" * 4 * N
-    assert rig.backend.memory()["bytes_used"] == used
+    assert client_bytes(rig) == used
 
 
 def test_rule_04_s15_freeing_waits_for_every_batch_before_it_and_none_after(rig: Rig) -> None:
@@ -128,12 +139,12 @@ def test_rule_06_a_size_over_the_devices_largest_is_one_clear_error(
 def test_rule_08_out_of_device_memory_is_the_rows_own_error(open_rig: Callable[..., Rig]) -> None:
     rig = open_rig()
     kept = rig.buffer(ints(5))
-    _, row = rig.create(64 << 20)
+    _, row = rig.create(own_allocation(rig))
     with binding.inject("vkAllocateMemory", "VK_ERROR_OUT_OF_DEVICE_MEMORY", times=4):
         completion = rig.run(row, rig.read(kept))
     error = error_of(completion, 0)
     assert isinstance(error, OutOfDeviceMemoryError)
-    for word in ("67,108,864 bytes", "used", "left", "largest free block"):
+    for word in ("No device memory for ", "used", "left", "largest free block"):
         assert word in error.message
     assert completion.results[1] == [ints(5)]
     assert rig.run(row).errors == {}, "the next request works"
@@ -143,7 +154,7 @@ def test_rule_08_idle_staging_makes_room_for_a_buffer(open_rig: Callable[..., Ri
     rig = open_rig(naive=True)
     rig.buffer(bytes(8 << 20))
     assert rig.backend.memory()["staging_bytes"] >= 8 << 20
-    _, row = rig.create(64 << 20)
+    _, row = rig.create(own_allocation(rig))
     with binding.inject("vkAllocateMemory", "VK_ERROR_OUT_OF_DEVICE_MEMORY"):
         assert rig.run(row).errors == {}
     assert rig.backend.memory()["staging_bytes"] == 0
@@ -154,7 +165,7 @@ def test_a_buffer_that_fails_half_way_leaves_nothing_behind(open_rig: Callable[.
     rig = open_rig()
     rig.run()
     before = rig.backend.device.live.counts()
-    id, row = rig.create(64 << 20)
+    id, row = rig.create(own_allocation(rig))
     with binding.inject(call, "VK_ERROR_OUT_OF_DEVICE_MEMORY", times=4):
         assert isinstance(error_of(rig.run(row), 0), OutOfDeviceMemoryError)
     memory = rig.backend.memory()
