@@ -31,6 +31,9 @@ COPY = 4
 CREATE = 5
 """target: the new buffer's id; token: one write range over all of it (none when the size is 0);
 grid: the client's handle, for the answer; payload: (size, bytes-like or None). Without bytes the buffer is zero."""
+FREE = 6
+"""target: the id of a buffer to release; token as CREATE's. It waits its turn behind what uses the buffer, and is
+acted on when it comes: batches do not contain it."""
 
 # Places of a row. The session id is opaque to everything below the daemon but for isolation: transient
 # memory of two sessions is never shared where the device cannot bound accesses by the descriptor's range.
@@ -42,7 +45,9 @@ Row: TypeAlias = tuple[Any, ...]
 BARRIER = 1
 """A full compute+transfer memory barrier is recorded before this row."""
 INIT = 2
-"""The initializer runs: the row's descriptors are pushed, or written into its slot of the ring."""
+"""The initializer runs: the row's descriptors are pushed, or written into its slot of the ring. Of a layout with
+both a pushed set and sets in the ring it speaks for the slot; what is pushed is pushed for each launch that does not
+follow one with the same token."""
 DIRECT = 4
 """WRITE, READ, CREATE: done by the host through mapped memory while the batch is recorded."""
 
@@ -93,6 +98,7 @@ class Token:
             client buffer, or (0, place in the row's payload, size) for transient memory.
         reads, writes: ranges of client buffers, for hazards; transient memory is in neither.
         cached: whether the daemon will use the token again (False for those with transient entries).
+        buffers: ids of the client buffers among all these; one may be bound by an empty range, so be in no other.
     """
 
     __slots__ = ("buffers", "cached", "entries", "id", "layout", "reads", "writes")
@@ -112,7 +118,7 @@ class Token:
         self.reads = reads
         self.writes = writes
         self.cached = cached
-        self.buffers = tuple({r[0] for r in reads} | {w[0] for w in writes})
+        self.buffers = tuple({r[0] for r in reads} | {w[0] for w in writes} | {e[0] for e in entries if e[0]})
 
 
 @dataclass(frozen=True, slots=True)
