@@ -6,8 +6,8 @@ of a ring, and tokens are compared by ids that are never reused.
 
 Hazards. A barrier covers everything recorded on the queue before it, in this batch and in those still in flight, so
 all that has to be known is what was touched since the last one. Whatever a fence has confirmed orders itself.
-Read-read never conflicts. Per buffer a few disjoint ranges are kept; past `_MAX_RANGES` they are merged into the one
-that covers them, which may cost a barrier too many and never one too few.
+Read-read never conflicts. Per buffer a few ranges are kept; past `_MAX_RANGES` they are merged into the one that
+covers them, which may cost a barrier too many and never one too few.
 
 Everything is constant time per row: N equal launches cost N, not N² as where every launch scans all tokens.
 """
@@ -26,33 +26,37 @@ _MIN_SLOTS = 64
 _MAX_STATE = 65_536
 
 Touched = dict[int, list[list[int]]]
-"""Buffer id to disjoint [first byte, end byte, serial of the newest batch that touched it]."""
+"""Buffer id to [first byte, end byte, serial of the newest batch that touched it]."""
 
 
 class Ring:
     """The slots of one layout's ring of descriptor sets: which token each holds, and until when it is in use."""
 
     def __init__(self) -> None:
-        self._slots: OrderedDict[int, int] = OrderedDict()  # token id -> slot, longest unused first
+        # Token id -> slot, longest unused first; -1 - slot stands for a slot that holds no token that may come again.
+        self._slots: OrderedDict[int, int] = OrderedDict()
         self._used: list[int] = []  # slot -> serial of the newest batch that uses it
 
-    def acquire(self, token_id: int, serial: int, completed: int) -> tuple[int, bool]:
+    def acquire(self, token: Token, serial: int, completed: int) -> tuple[int, bool]:
         """(slot, whether it must be written). A slot that a batch in flight uses is never given to another token."""
-        slot = self._slots.get(token_id)
-        if slot is not None:
-            self._slots.move_to_end(token_id)
-            self._used[slot] = serial
-            return slot, False
-        if len(self._used) >= _MIN_SLOTS:
-            oldest, slot = next(iter(self._slots.items()))
-            if self._used[slot] <= completed:
-                del self._slots[oldest]
-                self._slots[token_id] = slot
-                self._used[slot] = serial
-                return slot, True
-        slot = len(self._used)
-        self._used.append(serial)
-        self._slots[token_id] = slot
+        slots, used = self._slots, self._used
+        if token.cached:
+            slot = slots.get(token.id)
+            if slot is not None:
+                slots.move_to_end(token.id)
+                used[slot] = serial
+                return slot, False
+        slot = len(used)
+        if slot >= _MIN_SLOTS:
+            oldest, candidate = next(iter(slots.items()))
+            if used[candidate] <= completed:
+                del slots[oldest]
+                slot = candidate
+        if slot == len(used):
+            used.append(serial)
+        else:
+            used[slot] = serial
+        slots[token.id if token.cached else -1 - slot] = slot
         return slot, True
 
     def reset(self) -> None:
@@ -72,6 +76,7 @@ class Stream:
         self._max_push = max_push_descriptors
         self._direct_write_max = direct_write_max
         self._direct_read_max = direct_read_max
+        self._host_moves = direct_write_max > 0 or direct_read_max > 0
         self._outstanding: dict[int, None] = {}  # serials in flight, in order
         self._completed = 0  # every serial up to this one is known to be over
         self._must_barrier = False
@@ -79,48 +84,65 @@ class Stream:
         self._written: Touched = {}
         self._read: Touched = {}
         self._seen: dict[int, int] = {}  # token id -> serial
-        # Since ever, for the host's own accesses: the newest batch that uses a buffer on the device.
+        # Barriers or not, if the host moves bytes itself: the newest batch in which the device uses a buffer.
         self._last_use: dict[int, int] = {}
         self._last_write: dict[int, int] = {}
+        self._used: set[int] = set()  # tokens of this batch that the two know
         self._rings: dict[int, Ring | None] = {}  # layout id -> its ring, None when all is pushed
 
-    def make_batch(self, rows: list[Row], serial: int, reason: str, now_ns: int) -> Batch:
-        """The batch of these rows, in this order. Serials count up."""
-        if not self._outstanding:
-            self._completed = serial - 1
-            self._clear()
-        elif len(self._seen) + len(self._read) + len(self._written) > _MAX_STATE:
-            self._must_barrier = True
-        self._outstanding[serial] = None
+    def make_batch(self, rows: list[Row], serial: int, reason: str, now_ns: int) -> Batch:  # noqa: C901
+        """The batch of these rows, in this order. Serials count up.
+
+        One loop, with what repeats decided in it: it runs once per job.
+        """
+        self._begin(serial)
         flags: list[int] = []
         slots: list[int] = []
         add_flags, add_slot = flags.append, slots.append
         rings = self._rings
         pushed: Token | None = None  # what the newest launch of this command buffer pushed
+        again: Token | None = None  # the launch just before, if another of it gets `again_flag` and changes no state
+        again_flag = slot = 0
+        seen = self._seen.get
         for row in rows:
             op, token = row[2], row[3]
+            if token is again:
+                add_flags(again_flag)
+                add_slot(slot)
+                continue
             if op == DISPATCH:
-                flag = BARRIER if self._conflicts(token, serial) else 0
+                if seen(token.id) == serial and not token.writes:
+                    flag = again_flag = 0
+                    again = token
+                else:
+                    flag = self._touch(token, serial)
+                    again, again_flag = token, BARRIER if token.writes else 0
+                    if not token.cached or flag != again_flag:
+                        again = None  # transient descriptors are new each time; the next barrier still forgets others
                 layout = token.layout
                 try:
                     ring = rings[layout.id]
                 except KeyError:
                     ring = rings[layout.id] = Ring() if layout.needs_ring(self._max_push) else None
                 if ring is None:
+                    slot = -1
                     if token is not pushed:
                         flag |= INIT
                         # Transient descriptors are new for each launch although the token object may return.
                         pushed = token if token.cached else None
-                    add_slot(-1)
                 else:
-                    slot, write = ring.acquire(token.id, serial, self._completed)
-                    add_slot(slot)
+                    slot, write = ring.acquire(token, serial, self._completed)
                     if write:
                         flag |= INIT
                     pushed = None
+                add_slot(slot)
             else:
                 add_slot(-1)
-                flag = DIRECT if self._host_can(op, row) else BARRIER if self._conflicts(token, serial) else 0
+                if self._host_can(op, row):
+                    flag = DIRECT
+                else:
+                    flag = self._touch(token, serial)
+                    again = None
             add_flags(flag)
         return Batch(serial, rows, flags, slots, reason, now_ns)
 
@@ -142,6 +164,22 @@ class Stream:
         for id in buffer_ids:
             for state in (self._written, self._read, self._last_use, self._last_write):
                 state.pop(id, None)
+
+    def _begin(self, serial: int) -> None:
+        """Forget what no batch in flight can conflict with any more."""
+        self._used.clear()
+        if not self._outstanding:
+            self._completed = serial - 1
+            self._clear()
+            self._last_use.clear()
+            self._last_write.clear()
+        else:
+            if len(self._seen) + len(self._read) + len(self._written) > _MAX_STATE:
+                self._must_barrier = True
+            if len(self._last_use) > _MAX_STATE:
+                self._last_use = {id: last for id, last in self._last_use.items() if last > self._completed}
+                self._last_write = {id: last for id, last in self._last_write.items() if last > self._completed}
+        self._outstanding[serial] = None
 
     def _clear(self) -> None:
         self._written.clear()
@@ -168,64 +206,77 @@ class Stream:
             )
         return False
 
-    def _conflicts(self, token: Token, serial: int) -> bool:
-        """Whether a barrier must stand before this row; notes what the row touches."""
-        seen = self._seen.get(token.id)
-        conflict = False
+    def _touch(self, token: Token, serial: int) -> int:  # noqa: C901
+        """BARRIER if one must stand before this row, else 0; notes what the row touches.
+
+        In one piece, since it runs for most rows and a call costs as much as a range.
+        """
+        id, reads, writes = token.id, token.reads, token.writes
+        read, written, completed = self._read, self._written, self._completed
+        seen = self._seen.get(id, 0)
+        conflict = 0
         if self._must_barrier:
-            conflict = True
             self._must_barrier = False
-        elif seen is not None and not token.writes:
-            # A writer of these ranges would have spent a barrier, and the barrier would have forgotten the token.
-            if seen == serial:
-                return False
-        elif seen is not None and seen > self._completed:
-            conflict = True  # it writes what it wrote before
+            conflict = BARRIER
+        elif seen > completed:
+            # A row that conflicts with what this token did would have spent a barrier since, and so forgotten it.
+            if writes:
+                conflict = BARRIER  # it writes what it wrote before
+            elif seen == serial:
+                return 0
         else:
-            conflict = self._overlaps(token)
+            for buffer, first, end in reads:
+                if buffer in written and _overlap(written[buffer], first, end, completed):
+                    conflict = BARRIER
+            for buffer, first, end in writes:
+                if (buffer in written and _overlap(written[buffer], first, end, completed)) or (
+                    buffer in read and _overlap(read[buffer], first, end, completed)
+                ):
+                    conflict = BARRIER
         if conflict:
-            self._clear()
-        read, written = self._read, self._written
-        for buffer, first, end in token.reads:
-            _note(read, buffer, first, end, serial)
-            self._last_use[buffer] = serial
-        for buffer, first, end in token.writes:
-            _note(written, buffer, first, end, serial)
-            self._last_use[buffer] = self._last_write[buffer] = serial
+            written.clear()
+            read.clear()
+            self._seen.clear()
+        for buffer, first, end in reads:
+            if buffer in read:
+                _note(read[buffer], first, end, serial, completed)
+            else:
+                read[buffer] = [[first, end, serial]]
+        for buffer, first, end in writes:
+            if buffer in written:
+                _note(written[buffer], first, end, serial, completed)
+            else:
+                written[buffer] = [[first, end, serial]]
         if token.cached:
-            self._seen[token.id] = serial
+            self._seen[id] = serial
+        if self._host_moves and id not in self._used:
+            if token.cached:
+                self._used.add(id)
+            for buffer in token.buffers:
+                self._last_use[buffer] = serial
+            for buffer, _, _ in writes:
+                self._last_write[buffer] = serial
         return conflict
 
-    def _overlaps(self, token: Token) -> bool:
-        written, completed = self._written, self._completed
-        for buffer, first, end in token.reads:
-            if buffer in written:
-                for low, high, serial in written[buffer]:
-                    if low < end and first < high and serial > completed:
-                        return True
-        read = self._read
-        for buffer, first, end in token.writes:
-            for state in (written, read):
-                if buffer in state:
-                    for low, high, serial in state[buffer]:
-                        if low < end and first < high and serial > completed:
-                            return True
-        return False
+
+def _overlap(known: list[list[int]], first: int, end: int, completed: int) -> bool:
+    """Whether a range meets one that a batch in flight touches."""
+    for low, high, serial in known:
+        if low < end and first < high and serial > completed:
+            return True
+    return False
 
 
-def _note(state: Touched, buffer: int, first: int, end: int, serial: int) -> None:
-    ranges = state.get(buffer)
-    if ranges is None:
-        state[buffer] = [[first, end, serial]]
-        return
-    for known in ranges:
-        if known[0] <= first and end <= known[1]:
-            # Widening in time is safe: the older, larger range is kept until the newer batch is over.
-            known[2] = serial
+def _note(known: list[list[int]], first: int, end: int, serial: int, completed: int) -> None:
+    """Add a range to those of its buffer."""
+    for range in known:
+        if range[0] <= first and end <= range[1]:
+            # The whole of the larger range is kept until the newer batch is over: too much, which is safe.
+            range[2] = serial
             return
-    if len(ranges) < _MAX_RANGES:
-        ranges.append([first, end, serial])
-        return
-    low = min(first, min(known[0] for known in ranges))
-    high = max(end, max(known[1] for known in ranges))
-    state[buffer] = [[low, high, serial]]
+    known[:] = [r for r in known if r[2] > completed and not (first <= r[0] and r[1] <= end)]
+    if len(known) >= _MAX_RANGES:
+        first = min(first, min(r[0] for r in known))
+        end = max(end, max(r[1] for r in known))
+        known.clear()
+    known.append([first, end, serial])
