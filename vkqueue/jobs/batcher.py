@@ -52,7 +52,7 @@ class Batcher:
         self.batches_in_flight = batches_in_flight
         self.reasons = {"idle": 0, "full": 0, "delay": 0, "backlog": 0}
         self.sizes: dict[int, int] = {}
-        self._held_back = False
+        self._full_ns = -1  # when rows last found all batches in flight
 
     def decide(self, queued: int, oldest_ns: int, in_flight: int, now_ns: int) -> Close | Wait | None:
         """What to do with `queued` ready rows, the oldest received at `oldest_ns`.
@@ -63,27 +63,27 @@ class Batcher:
         if not queued:
             return None
         if in_flight >= self.batches_in_flight:
-            self._held_back = True
+            self._full_ns = now_ns
             return None
         if in_flight == 0:
-            return self._close("backlog" if self._held_back else "idle", queued)
-        if queued >= self.max_batch_jobs:
-            return self._close("backlog" if self._held_back else "full", queued)
-        due = oldest_ns + self.max_batch_delay_ns
-        if now_ns >= due:
-            return self._close("backlog" if self._held_back else "delay", queued)
-        return Wait(due)
-
-    def _close(self, reason: str, queued: int) -> Close:
-        self._held_back = False
+            reason = "idle"
+        elif queued >= self.max_batch_jobs:
+            reason = "full"
+        else:
+            due = oldest_ns + self.max_batch_delay_ns
+            if now_ns < due:
+                return Wait(due)
+            reason = "delay"
+        if oldest_ns <= self._full_ns:
+            reason = "backlog"
         return Close(reason, min(queued, self.max_batch_jobs))
 
     def count(self, reason: str, size: int) -> None:
         """A batch of `size` rows was closed."""
         self.reasons[reason] += 1
-        bucket = 1 << (size.bit_length() - 1)
+        bucket = 1 << size.bit_length() - 1
         self.sizes[bucket] = self.sizes.get(bucket, 0) + 1
 
     def reset(self) -> None:
         """The device was lost: nothing is in flight. Counts stay."""
-        self._held_back = False
+        self._full_ns = -1
