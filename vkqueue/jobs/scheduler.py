@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from heapq import heappop, heappush
+from operator import attrgetter
 
+from vkqueue.jobs.heap import LazyHeap
 from vkqueue.jobs.held import Entry, OrderedQueue
 from vkqueue.model import ROW_MSGID, ROW_STAMP, Row
 
@@ -25,7 +26,7 @@ class _SessionQueue:
         self.active = False
         self.plain: deque[Row] = deque()
         self.ordered: OrderedQueue | None = None
-        self.waiters: dict[int, list[Entry]] = {}
+        self.waiters: dict[int, dict[Entry, None]] = {}  # msgid -> entries that name it, in order
         self.failures: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -48,8 +49,8 @@ class Scheduler:
         self._max_failures = max_failures
         self._sessions: dict[int, _SessionQueue] = {}
         self._active: deque[_SessionQueue] = deque()
-        self._deadlines: list[tuple[int, int, int, Entry]] = []
-        self._pipelines: dict[int, list[Entry]] = {}
+        self._deadlines: LazyHeap[Entry] = LazyHeap(attrgetter("gone"))
+        self._pipelines: dict[int, dict[Entry, None]] = {}  # pipeline -> entries held for it, in order
         self._oldest: int | None = None
         self._seq = 0
         self.queued = 0
@@ -63,8 +64,7 @@ class Scheduler:
 
     def remove_session(self, id: int) -> list[Row]:
         """A connection is gone: its rows, dropped."""
-        rows = self._clear(self._sessions.pop(id))
-        return rows
+        return self._clear(self._sessions.pop(id))
 
     def drain(self) -> list[Row]:
         """Every row of every connection, dropped."""
@@ -76,6 +76,7 @@ class Scheduler:
             rows = [entry.row for entry in queue.ordered.entries.values()]
             for entry in queue.ordered.entries.values():
                 entry.gone = True
+                self._unhook(queue, entry)
         else:
             rows = list(queue.plain)
         self.queued -= len(rows)
@@ -107,33 +108,34 @@ class Scheduler:
         ):
             queue.plain.append(row)
             self.ready += 1
-        else:
-            self._submit_ordered(queue, row, wait_for, set(outstanding))
-            if not queue.ready:
-                return
+        elif not self._submit_ordered(queue, row, wait_for, frozenset(outstanding)):
+            return
         if self._oldest is not None and now_ns < self._oldest:
             self._oldest = now_ns
         if not queue.active:
             queue.active = True
             self._active.append(queue)
 
-    def _submit_ordered(self, queue: _SessionQueue, row: Row, wait_for: int | None, after: set[int]) -> None:
+    def _submit_ordered(self, queue: _SessionQueue, row: Row, wait_for: int | None, after: frozenset[int]) -> bool:
+        """Whether the row is ready."""
         ordered = queue.ordered
         if ordered is None:
             ordered = queue.ordered = OrderedQueue()
             for earlier in queue.plain:
-                ordered.add(earlier, False, set())
+                ordered.add(earlier)
             queue.plain.clear()
-        before = ordered.ready_count
-        entry = ordered.add(row, wait_for is not None, after)
-        self.ready += ordered.ready_count - before
+        entry = ordered.add(row, wait_for, after)
         for msgid in after:
-            queue.waiters.setdefault(msgid, []).append(entry)
+            queue.waiters.setdefault(msgid, {})[entry] = None
         if wait_for is not None:
-            self._pipelines.setdefault(wait_for, []).append(entry)
+            self._pipelines.setdefault(wait_for, {})[entry] = None
         if entry.deadline_ns:
             self._seq += 1
-            heappush(self._deadlines, (entry.deadline_ns, self._seq, row[0], entry))
+            self._deadlines.push(entry.deadline_ns, self._seq, entry)
+        if entry.waits:
+            return False
+        self.ready += 1
+        return True
 
     # Out
 
@@ -212,8 +214,23 @@ class Scheduler:
         ordered.remove(entry)
         self.queued -= 1
         self.ready += ordered.ready_count - before
+        self._unhook(queue, entry)
         self._settle(queue)
         return entry.row
+
+    def _unhook(self, queue: _SessionQueue, entry: Entry) -> None:
+        """Nothing will be told to an entry that is gone; it and its payload are not kept for it either."""
+        for msgid in entry.after:
+            waiting = queue.waiters.get(msgid)
+            if waiting is not None:
+                waiting.pop(entry, None)
+                if not waiting:
+                    del queue.waiters[msgid]
+        held = self._pipelines.get(entry.pipeline) if entry.pipeline is not None else None
+        if held is not None:
+            held.pop(entry, None)
+            if not held:
+                del self._pipelines[entry.pipeline]  # type: ignore[arg-type]
 
     def _settle(self, queue: _SessionQueue) -> None:
         """After entries became ready or left."""
@@ -228,10 +245,12 @@ class Scheduler:
         self._oldest = None
 
     def _release(self, entries: Iterable[Entry]) -> None:
+        """Entries have one thing less to wait for."""
         for entry in entries:
-            if not entry.gone:
-                self.ready += entry.queue.release(entry)
-                self._settle(self._sessions[entry.row[0]])
+            before = entry.queue.ready_count
+            entry.queue.release(entry)
+            self.ready += entry.queue.ready_count - before
+            self._settle(self._sessions[entry.row[0]])
 
     def pipeline_ready(self, id: int) -> None:
         """Rows that waited for the pipeline may go."""
@@ -239,19 +258,18 @@ class Scheduler:
 
     def pipeline_failed(self, id: int) -> list[Row]:
         """Rows that waited for the pipeline, taken out."""
-        return [self._remove(entry) for entry in self._pipelines.pop(id, ()) if not entry.gone]
+        return [self._remove(entry) for entry in self._pipelines.pop(id, ())]
 
     def next_deadline_ns(self) -> int | None:
         """When `expire` has something to do."""
-        while self._deadlines and self._deadlines[0][3].gone:
-            heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        first = self._deadlines.first()
+        return first[0] if first is not None else None
 
     def expire(self, now_ns: int) -> list[Row]:
         """Rows whose deadline has passed, taken out."""
         rows = []
-        while (due := self.next_deadline_ns()) is not None and due <= now_ns:
-            rows.append(self._remove(heappop(self._deadlines)[3]))
+        while (first := self._deadlines.first()) is not None and first[0] <= now_ns:
+            rows.append(self._remove(first[1]))
         return rows
 
     def cancel(self, session: int, msgid: int) -> Row | None:
@@ -260,9 +278,9 @@ class Scheduler:
         if queue.ordered is not None:
             entry = queue.ordered.find(msgid)
             return self._remove(entry) if entry is not None else None
-        for row in queue.plain:
+        for place, row in enumerate(queue.plain):
             if row[ROW_MSGID] == msgid:
-                queue.plain.remove(row)
+                del queue.plain[place]
                 self.queued -= 1
                 self.ready -= 1
                 self._settle(queue)
@@ -288,7 +306,7 @@ class Scheduler:
             queue.failures.move_to_end(msgid)
             if len(queue.failures) > self._max_failures:
                 queue.failures.popitem(last=False)
-        waiting = [entry for entry in queue.waiters.pop(msgid, ()) if not entry.gone]
+        waiting = queue.waiters.pop(msgid, ())
         if ok:
             self._release(waiting)
             return []
