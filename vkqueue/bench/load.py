@@ -9,6 +9,7 @@ Run as ``python -m vkqueue.bench.load SOCKET SPIRV JSON``; the answer is JSON on
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import socket
 import statistics
@@ -21,6 +22,8 @@ from vkqueue.wire import codec
 from vkqueue.wire.framing import Limits
 from vkqueue.wire.session import ClientConnection
 
+_TICK = os.sysconf("SC_CLK_TCK")
+
 # An answer to a dispatch without outputs: array, type, uint 32 msgid, nil, map of one, "outputs", empty array.
 _ANSWER = len(b"\x94\x01\xce....\xc0") + len(codec.pack({"outputs": []}))
 
@@ -32,8 +35,8 @@ class Connection:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.connect(path)
         self._conn = ClientConnection(Limits())
-        self._call("hello", protocol=1, client="bench", device=device)
-        module = self._call("module.load", spirv=spirv)["module"]
+        self.call("hello", protocol=1, client="bench", device=device)
+        module = self.call("module.load", spirv=spirv)["module"]
         x = self._buffer(elements)
         # Independent launches write buffers of their own; dependent ones all write the same.
         ys = [self._buffer(elements) for _ in range(min(window, 256) if independent else 1)]
@@ -55,7 +58,12 @@ class Connection:
         self._unsent: memoryview | None = None
         self._stopped = False
 
-    def _call(self, method: str, **params: Any) -> Any:
+    def call(self, method: str, **params: Any) -> Any:
+        """A request while nothing else is under way; its answer.
+
+        Raises:
+            VkqueueError
+        """
         self._conn.request(method, params)
         for piece in self._conn.data_to_send():
             self.sock.sendall(piece)
@@ -68,7 +76,7 @@ class Connection:
                 return result
 
     def _buffer(self, elements: int) -> int:
-        handle: int = self._call("buffer.create", size=4 * elements)["buffer"]
+        handle: int = self.call("buffer.create", size=4 * elements)["buffer"]
         return handle
 
     def warm_up(self) -> None:
@@ -174,6 +182,47 @@ def throughput(connections: list[Connection], seconds: float) -> dict[str, float
     return {"jobs": jobs, "jobs_per_s": rate}
 
 
+class Counters:
+    """What the daemon counts from here on, and the CPU time that it takes.
+
+    Args:
+        connection: idle now, and when `per_job` is called.
+        pid: the daemon's process; None leaves CPU time out.
+    """
+
+    def __init__(self, connection: Connection, pid: int | None) -> None:
+        self._connection = connection
+        self._pid = pid
+        self._before = self._read()
+
+    def _read(self) -> dict[str, float]:
+        stats = self._connection.call("stats")
+        values = {key: float(stats[key]) for key in ("jobs_completed", "batches", "submits")}
+        if self._pid is not None:
+            values["front"], values["all"] = cpu_seconds(self._pid)
+        return values
+
+    def per_job(self) -> dict[str, float]:
+        """Jobs per batch, and the rest per job."""
+        spent = {key: value - self._before[key] for key, value in self._read().items()}
+        jobs = max(spent["jobs_completed"], 1)
+        result = {"jobs_per_batch": jobs / max(spent["batches"], 1), "submits_per_job": spent["submits"] / jobs}
+        if self._pid is not None:
+            result["front_cpu_us_per_job"] = spent["front"] / jobs * 1e6
+            result["cpu_us_per_job"] = spent["all"] / jobs * 1e6
+        return result
+
+
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """(of the main thread, of the whole process): user and system time from /proc."""
+
+    def of(path: Path) -> float:
+        fields = path.read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICK  # utime, stime: proc(5) fields 14 and 15
+
+    return of(Path(f"/proc/{pid}/task/{pid}/stat")), of(Path(f"/proc/{pid}/stat"))
+
+
 def main() -> None:
     path, spirv, options = sys.argv[1], Path(sys.argv[2]).read_bytes(), json.loads(sys.argv[3])
     connections = [
@@ -189,13 +238,12 @@ def main() -> None:
     ]
     for connection in connections:
         connection.warm_up()
-    started = time.process_time()
+    counters = Counters(connections[0], options["pid"])
     if options["window"] == 1:
         result = latency(connections[0], options["count"])
     else:
         result = throughput(connections, options["seconds"])
-    result["load_cpu_s"] = time.process_time() - started
-    sys.stdout.write(json.dumps(result))
+    sys.stdout.write(json.dumps({**result, **counters.per_job()}))
 
 
 if __name__ == "__main__":

@@ -11,30 +11,33 @@ import os
 import socket
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vkqueue.bench.limit import Limit
-from vkqueue.client.sync import Client
+import numpy as np
 
-_TICK = os.sysconf("SC_CLK_TCK")
+from vkqueue.bench import child
+from vkqueue.bench.limit import Limit
+from vkqueue.client.sync import Client, connect
+from vkqueue.errors import InternalError
+
 _MIB = 2**20
 
+KINDS = ("independent", "dependent")
+"""Launches with buffers of their own; launches that all write one buffer."""
+
+PER_JOB = ("jobs_per_s", "jobs_per_batch", "submits_per_job", "cpu_us_per_job", "front_cpu_us_per_job")
+"""What is noted of a pipelined run: CPU times (of the daemon's process, and its event loop's part) only where that
+process is known. A software device computes in the daemon's process, so the kernels' time is among it."""
+
+# Of one launch after the other in a repeat, and of batches that C times.
+_ROUND_TRIPS = 500
+_C_BATCHES = 40
+
 Say = Callable[[str], None]
-
-
-def cpu_seconds(pid: int) -> tuple[float, float]:
-    """(of the main thread, of the whole process): user and system time from /proc."""
-
-    def of(path: Path) -> float:
-        fields = path.read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICK  # utime, stime: proc(5) fields 14 and 15
-
-    return of(Path(f"/proc/{pid}/task/{pid}/stat")), of(Path(f"/proc/{pid}/stat"))
 
 
 class Bench:
@@ -54,7 +57,7 @@ class Bench:
         self._spirv = spirv
         self._limit = limit
         self._say = say
-        self._client = Client.connect_to(path, device=device)
+        self._client: Client = connect(path, device=device)
         self._device = device
         self._uuid: str = self._client.devices()[device].uuid
         self.samples: dict[str, list[float]] = {}
@@ -66,25 +69,17 @@ class Bench:
         self.samples.setdefault(name, []).append(value)
 
     def _load(self, **options: Any) -> dict[str, float]:
-        """One run of the load generator, with what the daemon counted meanwhile."""
-        options = {"elements": 64, "independent": True, "device": self._device, **options}
-        before, cpu_before = self._client.stats(), cpu_seconds(self._pid) if self._pid else (0.0, 0.0)
+        """One run of the load generator."""
+        options = {"elements": 64, "independent": True, "device": self._device, "pid": self._pid, **options}
         done = subprocess.run(
-            [sys.executable, "-m", "vkqueue.bench.load", self._path, str(self._spirv), json.dumps(options)],
+            child.command("vkqueue.bench.load", self._path, str(self._spirv), json.dumps(options)),
+            env=child.environment(),
             capture_output=True,
             text=True,
         )
         if done.returncode:
-            raise RuntimeError(f"the load generator failed: {done.stderr[-2000:]}")
-        after, cpu_after = self._client.stats(), cpu_seconds(self._pid) if self._pid else (0.0, 0.0)
+            raise InternalError(f"the load generator failed: {done.stderr[-2000:]}")
         result: dict[str, float] = json.loads(done.stdout)
-        jobs = after["jobs_completed"] - before["jobs_completed"]
-        batches = after["batches"] - before["batches"]
-        result["jobs_per_batch"] = jobs / max(batches, 1)
-        result["submits_per_job"] = (after["submits"] - before["submits"]) / max(jobs, 1)
-        if self._pid:
-            result["front_cpu_us_per_job"] = (cpu_after[0] - cpu_before[0]) / jobs * 1e6
-            result["cpu_us_per_job"] = (cpu_after[1] - cpu_before[1]) / jobs * 1e6
         return result
 
     def latency(self, count: int) -> None:
@@ -95,22 +90,22 @@ class Bench:
             )
         self._note("round_trip_us", self._load(clients=1, window=1, count=count)["p50_us"])
 
-    def pipelined(self, clients: int, seconds: float, *, independent: bool) -> None:
+    def pipelined(self, kind: str, clients: int, seconds: float) -> None:
         """Windows kept full on every connection, beside C in batches of 256 with three in flight."""
-        kind = "independent" if independent else "dependent"
+        independent = kind == "independent"
         if self._limit is not None:
-            us = self._limit.run(self._uuid, jobs=256, batches=40, barrier=not independent, in_flight=3)
+            us = self._limit.run(self._uuid, jobs=256, batches=_C_BATCHES, barrier=not independent, in_flight=3)
             self._note(f"c_{kind}_jobs_per_s", 1e6 / us)
         window = max(1024 // clients, 64)
         result = self._load(clients=clients, window=window, seconds=seconds, independent=independent)
-        for name in ("jobs_per_s", "jobs_per_batch", "submits_per_job", "cpu_us_per_job", "front_cpu_us_per_job"):
+        for name in PER_JOB:
             if name in result:
                 self._note(f"{kind}_{clients}_{name}", result[name])
 
     def payload(self, size: int, repeats: int) -> None:
         """`buffer.write` and `buffer.read` of one size, beside a bare copy through a Unix socket."""
         self._note("socket_gb_per_s", socket_bandwidth(size, repeats))
-        data = os.urandom(size)
+        data = np.random.default_rng().integers(0, 256, size, dtype=np.uint8)
         with self._client.empty((size,), "uint8") as array:
             array.set(data)
             started = time.perf_counter()
@@ -121,35 +116,37 @@ class Bench:
             for _ in range(repeats):
                 got = array.get()
             self._note("download_gb_per_s", size * repeats / (time.perf_counter() - started) / 1e9)
-            if got.tobytes() != data:
-                raise RuntimeError("the bytes read back are not those written")
+            if not np.array_equal(got, data):
+                raise InternalError("the bytes read back are not those written")
 
     def run(self, *, repeats: int, seconds: float, clients: tuple[int, ...]) -> dict[str, Any]:
         """Everything, `repeats` times over; the report."""
         for repeat in range(repeats):
             self._say(f"repeat {repeat + 1} of {repeats}")
-            self.latency(500)
-            for independent in (True, False):
+            self.latency(_ROUND_TRIPS)
+            for kind in KINDS:
                 for count in clients:
-                    self.pipelined(count, seconds, independent=independent)
+                    self.pipelined(kind, count, seconds)
             self.payload(4 * _MIB, 16)
         return self.report(clients)
 
     def report(self, clients: tuple[int, ...]) -> dict[str, Any]:
-        """Medians and ratios."""
+        """Medians of the samples, and their ratios to the C limit (payloads: to the socket), by the same names."""
         medians = {name: statistics.median(values) for name, values in self.samples.items()}
         ratios: dict[str, float] = {}
         if self._limit is not None:
-            ratios["round_trip / C"] = medians["round_trip_us"] / medians["c_round_trip_us"]
-            for kind in ("independent", "dependent"):
-                best = max(medians[f"{kind}_{count}_jobs_per_s"] for count in clients)
-                ratios[f"{kind} jobs/s / C"] = best / medians[f"c_{kind}_jobs_per_s"]
+            ratios["round_trip"] = medians["round_trip_us"] / medians["c_round_trip_us"]
+            for kind in KINDS:
+                for count in clients:
+                    ours = medians[f"{kind}_{count}_jobs_per_s"]
+                    ratios[f"{kind}_{count}_jobs_per_s"] = ours / medians[f"c_{kind}_jobs_per_s"]
         for way in ("upload", "download"):
-            ratios[f"{way} / socket"] = medians[f"{way}_gb_per_s"] / medians["socket_gb_per_s"]
+            ratios[way] = medians[f"{way}_gb_per_s"] / medians["socket_gb_per_s"]
         device = self._client.devices()[self._device]
         return {
             "device": {"name": device.name, "driver": device.driver, "api_version": device.api_version},
             "cores": os.cpu_count(),
+            "clients": list(clients),
             "medians": medians,
             "ratios": ratios,
             "samples": self.samples,

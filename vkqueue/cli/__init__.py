@@ -13,6 +13,8 @@ from vkqueue.version import __version__
 
 COMMANDS = {
     "serve": "Run the daemon.",
+    "demo": "Run three kernels from several processes and check every result.",
+    "bench": "Measure the daemon beside what the device can do at most.",
 }
 """Command → its line in the list of commands. Each is the click command `command` of the module of its name here."""
 

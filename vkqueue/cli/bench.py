@@ -1,0 +1,129 @@
+"""`vkqueue bench`: the daemon beside a C loop on the same device, and beside bare copies through a socket."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from vkqueue.bench.limit import Limit
+from vkqueue.bench.measure import KINDS, Bench
+from vkqueue.cli.demo_client import kernel_bytes
+from vkqueue.cli.own_daemon import hosted
+from vkqueue.errors import UnsupportedError
+
+
+def _counts(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and 0 < int(word) <= 1000 for word in words):
+        raise click.BadParameter(f"expected numbers from 1 to 1000 such as 1,4,16, got {text!r}")
+    return tuple(dict.fromkeys(int(word) for word in words))
+
+
+def limit_for(folder: Path, spirv: Path, uuid: str) -> tuple[Limit | None, str | None]:
+    """(the C limit, None), or (None, why it cannot be had)."""
+    try:
+        limit = Limit(folder, spirv)
+        limit.run(uuid, jobs=1, batches=1, barrier=False, in_flight=1)
+    except UnsupportedError as error:
+        return None, error.message
+    return limit, None
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """The report for people."""
+    device, medians, ratios = report["device"], report["medians"], report["ratios"]
+    console.print(f"{device['name']}, {device['driver']}, Vulkan {device['api_version']}, {report['cores']} cores")
+    if report["no_c_limit"]:
+        console.print(f"[yellow]without the C limit[/]: {report['no_c_limit']}", soft_wrap=True)
+    table = Table(title=f"Medians of {report['repeats']}", title_justify="left")
+    table.add_column("what")
+    for heading in ("vkqueue", "limit", "vkqueue/limit"):
+        table.add_column(heading, justify="right")
+
+    def row(what: str, name: str, limit: str, form: str, unit: str) -> None:
+        theirs = form.format(medians[limit]) + unit if limit in medians else "-"
+        short = name.removesuffix("_gb_per_s").removesuffix("_us")
+        ratio = f"{ratios[short]:.2f}" if short in ratios else "-"
+        table.add_row(what, form.format(medians[name]) + unit, theirs, ratio)
+
+    row("round trip of one small launch", "round_trip_us", "c_round_trip_us", "{:,.0f}", " µs")
+    for kind in KINDS:
+        for count in report["clients"]:
+            what = f"{kind}, {_clients(count)}"
+            row(what, f"{kind}_{count}_jobs_per_s", f"c_{kind}_jobs_per_s", "{:,.0f}", "/s")
+    for way in ("upload", "download"):
+        row(f"{way}, 4 MiB each", f"{way}_gb_per_s", "socket_gb_per_s", "{:.2f}", " GB/s")
+    console.print(table)
+    console.print(
+        "Limit: of launches a C loop on the same device (batches of 256, three in flight; the round trip: one launch, "
+        "submit, fence), of transfers a bare copy through a Unix socket.",
+        soft_wrap=True,
+    )
+    console.print(_per_job(report))
+
+
+def _clients(count: int) -> str:
+    return "1 client" if count == 1 else f"{count} clients"
+
+
+def _per_job(report: dict[str, Any]) -> Table:
+    medians = report["medians"]
+    table = Table(title="What the daemon did meanwhile", title_justify="left")
+    table.add_column("launches")
+    for heading in ("jobs/batch", "submits/job", "CPU µs/job", "of the loop"):
+        table.add_column(heading, justify="right")
+    forms = {
+        "jobs_per_batch": "{:,.1f}",
+        "submits_per_job": "{:.4f}",
+        "cpu_us_per_job": "{:.1f}",
+        "front_cpu_us_per_job": "{:.1f}",
+    }
+    for kind in KINDS:
+        for count in report["clients"]:
+            names = {f"{kind}_{count}_{name}": form for name, form in forms.items()}
+            cells = (form.format(medians[name]) if name in medians else "-" for name, form in names.items())
+            table.add_row(f"{kind}, {_clients(count)}", *cells)
+    return table
+
+
+@click.command(short_help="Measure the daemon beside what the device can do at most.")
+@click.option("--socket", metavar="PATH", help="Use the daemon that listens there, not one of the bench's own.")
+@click.option("--device", type=click.IntRange(0), default=0, show_default=True, help="Index at the daemon.")
+@click.option("--clients", default="1,4,16", show_default=True, callback=_counts, help="Numbers of connections.")
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Medians are of so many.")
+@click.option("--seconds", type=click.FloatRange(0.05), default=1.0, show_default=True, help="Of each pipelined run.")
+@click.option("--json", "as_json", is_flag=True, help="Print medians, ratios and all samples as JSON.")
+def command(
+    socket: str | None, device: int, clients: tuple[int, ...], repeats: int, seconds: float, as_json: bool
+) -> None:
+    """Measure a daemon (its own, unless --socket names one): the round trip of one small launch, launches per second
+    with windows kept full by 1, 4 and 16 clients, jobs per batch, submits and CPU time per job, and the speed of
+    transfers; beside a C loop on the same device, and a bare socket copy.
+
+    Both sides are measured by turns, since a machine's speed drifts: compare ratios. CPU time is told of a daemon of
+    its own only. VKQUEUE_SECTION_KEY variables reach that daemon too, such as VKQUEUE_BATCHING_MAX_BATCH_JOBS=64.
+    """
+    console = Console(stderr=as_json, highlight=False)
+    with tempfile.TemporaryDirectory(prefix="vkqueue-") as folder, hosted(socket) as host:
+        spirv = Path(folder, "axpy.spv")
+        spirv.write_bytes(kernel_bytes("axpy"))
+        with host.connect(device) as gpu:
+            own = gpu.device
+            assert own is not None  # `connect` sees to it
+        limit, why = limit_for(Path(folder), spirv, own.uuid)
+        bench = Bench(host.path, host.pid, spirv, limit, device, lambda text: console.print(text, style="dim"))
+        try:
+            measured = bench.run(repeats=repeats, seconds=seconds, clients=clients)
+        finally:
+            bench.close()
+    report = {**measured, "repeats": repeats, "no_c_limit": why}
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        show(report, console)
