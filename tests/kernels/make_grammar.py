@@ -60,6 +60,10 @@ def table(entries: list[tuple[int, str, str]]) -> str:
     return "\n".join(textwrap.wrap(" ".join(words), 108, break_long_words=False, break_on_hyphens=False))
 
 
+def pairs(entries: list[tuple[int, str]]) -> str:
+    return "\n".join(textwrap.wrap(" ".join(f"{n}:{rest}" for n, rest in sorted(entries)), 108))
+
+
 def main(path: str) -> None:
     grammar = json.loads(Path(path).read_text(encoding="utf-8"))
     out = HEADER.format(major=grammar["major_version"], minor=grammar["minor_version"], revision=grammar["revision"])
@@ -74,7 +78,23 @@ def main(path: str) -> None:
         for i in grammar["instructions"]
         if not i["opname"].endswith(LEFT_OUT)
     ]
-    out += f'INSTRUCTIONS = """\n{table(instructions)}\n"""\n\nENUMERANTS = {{\n'
+    out += f'INSTRUCTIONS = """\n{table(instructions)}\n"""\n\n'
+    numbers: dict[str, int] = {}
+    for e in kinds["Capability"]["enumerants"]:
+        numbers |= dict.fromkeys((e["enumerant"], *e.get("aliases", ())), number(e["value"]))
+    needed = [
+        (i["opcode"], ".".join(str(numbers[c]) for c in i["capabilities"]))
+        for i in grammar["instructions"]
+        if "capabilities" in i and not i["opname"].endswith(LEFT_OUT)
+    ]
+    implied = [
+        (number(e["value"]), ".".join(str(numbers[c]) for c in e["capabilities"]))
+        for e in kinds["Capability"]["enumerants"]
+        if "capabilities" in e
+    ]
+    out += "# Instruction to the capabilities of which it needs any one.\n"
+    out += f'NEEDED = """\n{pairs(needed)}\n"""\n\n# Capability to those that it brings along.\n'
+    out += f'IMPLIED = """\n{pairs(implied)}\n"""\n\nENUMERANTS = {{\n'
     for letter, kind in KINDS.items():
         keep = [
             (number(e["value"]), e["enumerant"], operands(e.get("parameters", [])))

@@ -77,10 +77,12 @@ class Use:
 
     Attributes:
         variables: each variable of the module that it statically uses, and its marks.
+        locals: types of the local variables of its functions, and how many there are of each.
         dynamic: an array of descriptors is indexed by something that is not constant, or out of its bounds.
     """
 
     variables: dict[int, int] = field(default_factory=dict)
+    locals: dict[int, int] = field(default_factory=dict)
     dynamic: bool = False
 
 
@@ -102,6 +104,7 @@ class Access:
         self._contents: dict[int, int] = {}
         self._returns: dict[int, int] = {}
         self._dynamic: set[int] = set()
+        self._locals: dict[int, dict[int, int]] = {}
         self._steps = 0
         for function in module.functions.values():
             self._function(function.id, function.body)
@@ -123,6 +126,8 @@ class Access:
                 raise UnsupportedError("the module has too many entry points, functions and variables to be analysed")
             for variable, node in own.items():
                 use.variables[variable] = use.variables.get(variable, 0) | self._marks.get(node, 0)
+            for type_, count in self._locals.get(id, {}).items():
+                use.locals[type_] = use.locals.get(type_, 0) + count
             use.dynamic = use.dynamic or id in self._dynamic
             for callee in self._module.functions[id].calls:
                 if callee not in seen:
@@ -313,6 +318,8 @@ class Access:
     def _variable(self, function: int, at: int) -> None:
         """A local variable: a root when pointers are kept in it."""
         words = self._words
+        count = self._locals.setdefault(function, {})
+        count[words[at + 1]] = count.get(words[at + 1], 0) + 1
         if words[at + 1] in self._tracked:
             self._roots[words[at + 2]] = words[at + 2]
             if words[at] >> 16 > 4:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vkqueue.kernels.module import Function, Op, Type
+from vkqueue.kernels.grammar import ENUMS
+from vkqueue.kernels.module import Function, Op, Storage, Type
 from vkqueue.kernels.operators import OPERATORS, check_operator
 from vkqueue.kernels.reader import FUNCTIONS, Reader
 
@@ -149,7 +150,7 @@ def _call(r: Reader, at: int, n: int, op: int) -> None:
             raise r.module.fault(at, r.no_value(id))
     r.called.setdefault(r.words[at + 3], at)
     r.call_sites.append(at)
-    r.function.calls.add(r.words[at + 3])
+    r.function.calls[r.words[at + 3]] = r.function.calls.get(r.words[at + 3], 0) + 1
 
 
 def check_calls(r: Reader) -> None:
@@ -161,16 +162,19 @@ def check_calls(r: Reader) -> None:
         for callee in function.calls:
             callers[callee] += 1
     ready = [id for id, count in callers.items() if count == 0]
-    done = 0
+    order: list[Function] = []
     while ready:
-        done += 1
-        for callee in module.functions[ready.pop()].calls:
+        order.append(module.functions[ready.pop()])
+        for callee in order[-1].calls:
             callers[callee] -= 1
             if callers[callee] == 0:
                 ready.append(callee)
-    if done < len(module.functions):
+    if len(order) < len(module.functions):
         looped = next(id for id, count in callers.items() if count)
         raise module.fault(module.functions[looped].at, "the function calls itself, directly or through others")
+    for function in reversed(order):
+        inlined = [module.functions[callee].inlined * times for callee, times in function.calls.items()]
+        function.inlined = min(len(function.body) + sum(inlined), 1 << 62)
 
 
 def _check_arguments(r: Reader) -> None:
@@ -188,10 +192,15 @@ def _check_arguments(r: Reader) -> None:
 # Memory
 
 
-def _pointee(r: Reader, at: int, id: int) -> Type:
+_READ_ONLY = frozenset((Storage.UNIFORM_CONSTANT, Storage.INPUT, Storage.PUSH_CONSTANT))
+
+
+def _pointee(r: Reader, at: int, id: int, *, written: bool = False) -> Type:
     pointer = _type_of(r, id)
     if pointer.op != Op.TYPE_POINTER:
         raise r.module.fault(at, f"id {id} is not a pointer")
+    if written and pointer.storage in _READ_ONLY:
+        raise r.module.fault(at, f"id {id} points to memory that can only be read")
     return r.module.types[pointer.element]
 
 
@@ -201,12 +210,12 @@ def _load(r: Reader, at: int, n: int, op: int) -> None:
 
 
 def _store(r: Reader, at: int, n: int, op: int) -> None:
-    if not _same(r, _pointee(r, at, r.words[at + 1]).id, r.module.type_of[r.words[at + 2]]):
+    if not _same(r, _pointee(r, at, r.words[at + 1], written=True).id, r.module.type_of[r.words[at + 2]]):
         raise r.module.fault(at, f"pointer {r.words[at + 1]} does not point to the type of the object")
 
 
 def _copy_memory(r: Reader, at: int, n: int, op: int) -> None:
-    target, source = _pointee(r, at, r.words[at + 1]), _pointee(r, at, r.words[at + 2])
+    target, source = _pointee(r, at, r.words[at + 1], written=True), _pointee(r, at, r.words[at + 2])
     if op == Op.COPY_MEMORY and target.same != source.same:
         raise r.module.fault(at, "target and source point to different types")
 
@@ -252,7 +261,7 @@ def _array_length(r: Reader, at: int, n: int, op: int) -> None:
 
 def _atomic(r: Reader, at: int, n: int, op: int) -> None:
     typed = op not in (Op.ATOMIC_STORE, Op.ATOMIC_FLAG_CLEAR)
-    found = _pointee(r, at, r.words[at + (3 if typed else 1)])
+    found = _pointee(r, at, r.words[at + (3 if typed else 1)], written=op != Op.ATOMIC_LOAD)
     if op in (Op.ATOMIC_FLAG_CLEAR, 318):
         wanted = found.id
     else:
@@ -329,6 +338,16 @@ def _shuffle(r: Reader, at: int, n: int, op: int) -> None:
             raise r.module.fault(at, f"component {index} of {a.count + b.count}")
 
 
+def _group(r: Reader, at: int, n: int, op: int) -> None:
+    """Reductions and scans over a subgroup: drivers trust that the operation is one that exists."""
+    operation = r.words[at + 4]
+    if operation not in ENUMS["G"]:
+        raise r.module.fault(at, f"group operation {operation} does not exist")
+    clustered = operation in (3, 6, 7, 8)  # by clusters of a constant size, or by partitions
+    if clustered != (n == 7) or (operation == 3 and r.words[at + 6] not in r.constant_set):
+        raise r.module.fault(at, "a cluster size or partition where none belongs, or none where one does")
+
+
 def _copy(r: Reader, at: int, n: int, op: int) -> None:
     if not _same(r, r.words[at + 1], r.module.type_of[r.words[at + 3]]):
         raise r.module.fault(at, "operand and result differ in type")
@@ -378,5 +397,6 @@ HANDLERS: dict[int, Callable[[Reader, int, int, int], None]] = {
     Op.SELECT: _select,
 }
 HANDLERS |= dict.fromkeys((*range(227, 243), 318, 319), _atomic)
+HANDLERS |= dict.fromkeys((342, *range(349, 365)), _group)
 HANDLERS |= dict.fromkeys(_TERMINATORS - {Op.RETURN}, _terminate)
 HANDLERS |= dict.fromkeys(OPERATORS, check_operator)

@@ -78,6 +78,8 @@ def _array(r: Reader, at: int, n: int, op: int, id: int) -> Type:
     made = Type(op, id, element=element, depth=part.depth + 1, holds_pointer=part.holds_pointer)
     if op == Op.TYPE_RUNTIME_ARRAY:
         return _shared(r, made, part.same)
+    if part.op == Op.TYPE_RUNTIME_ARRAY:
+        raise r.module.fault(at, "an array of run-time arrays")
     made.count = length = r.words[at + 3]
     type_ = r.module.types.get(r.module.type_of.get(length, 0))
     if type_ is None or type_.op != Op.TYPE_INT or length not in r.constant_set:
@@ -101,9 +103,14 @@ def _element(r: Reader, at: int, element: int) -> Type:
 def _struct(r: Reader, at: int, n: int, op: int, id: int) -> Type:
     members = tuple(r.words[at + 2 : at + n])
     parts = [_element(r, at, member) for member in members]
+    if any(part.op == Op.TYPE_RUNTIME_ARRAY for part in parts[:-1]):
+        raise r.module.fault(at, "a run-time array that is not the last member")
+    if any(part.op == Op.TYPE_STRUCT and part.open_ended for part in parts):
+        raise r.module.fault(at, "a structure that ends with a run-time array, within another")
     depth = 1 + max((part.depth for part in parts), default=0)
     holds = any(part.holds_pointer for part in parts)
     made = Type(op, id, members=members, depth=depth, holds_pointer=holds)
+    made.open_ended = bool(parts) and parts[-1].op == Op.TYPE_RUNTIME_ARRAY
     return _shared(r, made, *[part.same for part in parts])
 
 

@@ -7,9 +7,10 @@ literals in fixed places) never meet the slower walk over operands that strings,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple, TypeAlias
 
-from vkqueue.kernels.grammar_table import ENUMERANTS, INSTRUCTIONS, KINDS, MASKS
+from vkqueue.kernels.grammar_table import ENUMERANTS, IMPLIED, INSTRUCTIONS, KINDS, MASKS, NEEDED
 
 MAX_WORDS = 0xFFFF
 """Words that an instruction can have."""
@@ -25,6 +26,7 @@ class Shape(NamedTuple):
         typed, result: whether it has a result type and a result id (they come first, in this order).
         ids: places of the ids after those, as word numbers within the instruction.
         rest: what the words from `low` on are: "" nothing, "i" ids, "n" literals, "?" look at `operands`.
+        needs: capabilities of which the module has to have one; empty when it needs none.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Shape(NamedTuple):
     result: bool
     ids: tuple[int, ...]
     rest: str
+    needs: frozenset[int]
 
 
 Operand: TypeAlias = tuple[str, int, int]
@@ -52,7 +55,7 @@ def tokens(operands: str) -> list[tuple[str, str]]:
     return found
 
 
-def _shape(name: str, operands: str) -> Shape:
+def _shape(name: str, operands: str, needs: frozenset[int]) -> Shape:
     ids: list[int] = []
     low, rest, slow = 1, "", False
     for letter, quantifier in tokens(operands):
@@ -68,7 +71,7 @@ def _shape(name: str, operands: str) -> Shape:
         rest = "?"
     high = MAX_WORDS if "*" in operands or rest == "?" else low + operands.count("?")
     typed, result = operands.startswith("t"), "r" in operands[:2]
-    return Shape(name, operands, low, high, typed, result, () if slow else tuple(ids), rest)
+    return Shape(name, operands, low, high, typed, result, () if slow else tuple(ids), rest, needs)
 
 
 class Enumerant(NamedTuple):
@@ -90,13 +93,36 @@ def _entries(text: str) -> dict[int, Enumerant]:
 ENUMS: dict[str, dict[int, Enumerant]] = {letter: _entries(text) for letter, text in ENUMERANTS.items()}
 
 
+@cache
 def _has_operands(letter: str) -> bool:
     return any(e.operands for e in ENUMS[letter].values())
 
 
+def _capabilities(text: str) -> dict[int, frozenset[int]]:
+    pairs = (entry.split(":") for entry in text.split())
+    return {int(number): frozenset(map(int, capabilities.split("."))) for number, capabilities in pairs}
+
+
+_IMPLIED = _capabilities(IMPLIED)
+_NEEDED = _capabilities(NEEDED)
+for _lenient in (67, 70):
+    # Compilers step through buffers with OpPtrAccessChain and do not declare variable pointers; drivers do not mind.
+    _NEEDED.pop(_lenient)
+
 SHAPES: dict[int, Shape] = {
-    opcode: _shape(entry.name, entry.operands) for opcode, entry in _entries(INSTRUCTIONS).items()
+    opcode: _shape(entry.name, entry.operands, _NEEDED.get(opcode, frozenset()))
+    for opcode, entry in _entries(INSTRUCTIONS).items()
 }
+
+
+def with_implied(capability: int) -> set[int]:
+    """A capability and all that it brings along."""
+    found, waiting = {capability}, [capability]
+    while waiting:
+        new = _IMPLIED.get(waiting.pop(), frozenset()) - found
+        found |= new
+        waiting += new
+    return found
 _LETTERS = {kind: letter for letter, kind in KINDS.items()}
 
 
@@ -213,7 +239,7 @@ class Walk:
         if letter not in MASKS:
             entry = known.get(value)
             if entry is None:
-                self._unknown()
+                self._unknown(letter)
             elif entry.operands:
                 self._sequence(entry.operands, start)
             return
@@ -221,11 +247,11 @@ class Walk:
             if value >> bit & 1:
                 entry = known.get(1 << bit)
                 if entry is None:
-                    return self._unknown()
+                    return self._unknown(letter)
                 if entry.operands:
                     self._sequence(entry.operands, start)
 
-    def _unknown(self) -> None:
-        """A value that is newer than the table: what follows it cannot be told apart, and is left alone."""
-        while self._at < self._end:
+    def _unknown(self, letter: str) -> None:
+        """A value that is newer than the table: what follows it, if anything can, is not told apart."""
+        while self._at < self._end and _has_operands(letter):
             self._take("n", 1)

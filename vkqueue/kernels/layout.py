@@ -93,6 +93,21 @@ class Layouts:
         """Whether a specialization can change the size of a type."""
         return id in self._varying
 
+    def spread_values(self) -> int:
+        """Scalars in all values of the module that are arrays or structures."""
+        scalars: dict[int, int] = {}
+        for id, type_ in self._module.types.items():
+            if type_.op == Op.TYPE_STRUCT:
+                count = sum(scalars.get(member, 1) for member in type_.members)
+            elif type_.op == Op.TYPE_ARRAY:
+                count = scalars.get(type_.element, 1) * self.length(type_)
+            else:
+                continue
+            scalars[id] = min(count, _HUGE)
+        if not scalars or max(scalars.values()) < 64:
+            return 0  # as good as always; no need to look at each value
+        return sum(scalars.get(type_, 0) for type_ in self._module.type_of.values())
+
     def length(self, type_: Type) -> int:
         """Elements of an array type.
 
@@ -151,12 +166,12 @@ class Layouts:
     def _struct(self, type_: Type) -> Measures:
         size = natural = end = 0
         scalar = base = extended = 1
-        for index, member in enumerate(type_.members):
-            part = self.of(member)
+        for index in range(len(type_.members)):
+            part = self.member(type_.id, index)
             natural = _up(natural, part.base)
-            offset = self._module.member_decoration(type_.id, index, Decoration.OFFSET)
+            offset = self.offset(type_.id, index)
             offset = natural if offset is None else offset
-            size = max(size, offset + self._member_size(type_.id, index))
+            size = max(size, offset + part.size)
             end = max(end, offset + (part.end or part.size))
             natural += part.natural
             scalar, base = max(scalar, part.scalar), max(base, part.base)
@@ -164,15 +179,22 @@ class Layouts:
         natural = min(_up(natural, base), _HUGE)
         return Measures(min(size, _HUGE), natural, scalar, base, _up(extended, 16), min(end, _HUGE))
 
-    def _member_size(self, struct: int, index: int) -> int:
-        """Bytes of a member; a matrix is as large as its stride makes it."""
+    def member(self, struct: int, index: int) -> Measures:
+        """Measures of a member; its decorations say how the matrices in it lie."""
         id = self._module.types[struct].members[index]
-        type_ = self._module.types.get(id)
-        if type_ is None or type_.op != Op.TYPE_MATRIX:
-            return self.of(id).size
+        plain = self.of(id)
+        inner, copies = self._module.types.get(id), 0
+        while inner is not None and inner.op in (Op.TYPE_ARRAY, Op.TYPE_RUNTIME_ARRAY):
+            inner, copies = self._module.types.get(inner.element), copies + 1
+        if inner is None or inner.op != Op.TYPE_MATRIX:
+            return plain
         stride, row_major = self.matrix(struct, index)
-        rows = self._module.types[type_.element].count
-        return stride * (rows if row_major else type_.count) or self.of(id).size
+        column = self._module.types[inner.element]
+        lines, lanes = (column.count, inner.count) if row_major else (inner.count, column.count)
+        align = self.of(column.element).size * (2 if lanes == 2 else 4)
+        size = plain.size if copies else (stride or align) * lines
+        end = plain.end if copies else size
+        return Measures(size, plain.natural, plain.scalar, align, _up(align, 16), end)
 
     def matrix(self, struct: int, index: int) -> tuple[int, bool]:
         """(stride or 0, whether rows are what is strided) of the matrices in a member."""

@@ -161,6 +161,7 @@ class Type:
         storage: a pointer's storage class.
         depth: levels of nesting.
         holds_pointer: whether a value of it is, or contains, a pointer.
+        open_ended: of a structure: whether a run-time array is its last member.
         same: id of the first type of this structure. Types are compared by it: compilers write the same type
             twice, and copy between structures that differ in decorations only.
     """
@@ -177,6 +178,7 @@ class Type:
     storage: int = 0
     depth: int = 0
     holds_pointer: bool = False
+    open_ended: bool = False
     same: int = 0
 
 
@@ -194,14 +196,21 @@ class Variable:
 
 @dataclass(slots=True)
 class Function:
-    """A function: `body` has the places of the instructions between its labels, labels included."""
+    """A function.
+
+    Attributes:
+        body: places of its instructions from the first label on.
+        calls: how often it calls which functions.
+        inlined: instructions it has once all calls are expanded, as most drivers do.
+    """
 
     id: int
     type: int
     at: int
     parameters: list[int] = field(default_factory=list)
     body: list[int] = field(default_factory=list)
-    calls: set[int] = field(default_factory=set)
+    calls: dict[int, int] = field(default_factory=dict)
+    inlined: int = 0
 
 
 @dataclass(slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vkqueue.kernels.extended import fits
+from vkqueue.kernels.grammar import with_implied
 from vkqueue.kernels.module import KERNEL, Decoration, EntryPoint, Op
 from vkqueue.kernels.reader import ANNOTATIONS, Reader
 
@@ -20,9 +22,11 @@ _SINGLE = frozenset(
 
 
 def _capability(r: Reader, at: int, n: int, op: int) -> None:
-    if r.words[at + 1] not in r.capability_set:
-        r.capability_set.add(r.words[at + 1])
-        r.module.capabilities.append(r.words[at + 1])
+    capability = r.words[at + 1]
+    if capability not in r.declared:
+        r.declared.add(capability)
+        r.capability_set |= with_implied(capability)
+        r.module.capabilities.append(capability)
 
 
 def _extension(r: Reader, at: int, n: int, op: int) -> None:
@@ -110,11 +114,6 @@ def _line(r: Reader, at: int, n: int, op: int) -> None:
         raise r.module.fault(at, f"string {r.words[at + 1]} is not defined")
 
 
-# Words after the literal number of an instruction of GLSL.std.450; those not listed take one.
-_GLSL_OPERANDS = dict.fromkeys((25, 26, 35, *range(37, 43), 48, 51, 53, 67, 68, 71, 77, 78, 79, 80), 2)
-_GLSL_OPERANDS |= dict.fromkeys((43, 44, 45, 46, 47, 49, 50, 70, 72, 81), 3)
-
-
 def _ext_inst(r: Reader, at: int, n: int, op: int) -> None:
     name = r.module.sets.get(r.words[at + 3])
     if name is None:
@@ -128,9 +127,11 @@ def _ext_inst(r: Reader, at: int, n: int, op: int) -> None:
     for id in r.words[at + 5 : at + n]:
         if id not in r.module.type_of:
             raise r.module.fault(at, r.no_value(id))
-    number = r.words[at + 4]
-    if name == "GLSL.std.450" and not (1 <= number <= 81 and n - 5 == _GLSL_OPERANDS.get(number, 1)):
-        raise r.module.fault(at, f"instruction {number} of {name} with {n - 5} operands does not exist")
+    if name == "GLSL.std.450":
+        types, type_of, number = r.module.types, r.module.type_of, r.words[at + 4]
+        operands = [types[type_of[id]] for id in r.words[at + 5 : at + n]]
+        if not fits(number, types[r.words[at + 1]], operands, types):
+            raise r.module.fault(at, f"instruction {number} of {name} does not exist for these {n - 5} operands")
 
 
 def check_entry_points(r: Reader) -> None:

@@ -74,7 +74,9 @@ class Reader:
         self.called: dict[int, int] = {}
         self.call_sites: list[int] = []
         self.same: dict[tuple[object, ...], int] = {}
+        self.declared: set[int] = set()
         self.capability_set: set[int] = set()
+        """The declared capabilities and those that they bring along."""
         self.constant_set: set[int] = set()
         self.constant_values: dict[int, int] = {}
         """Values of 32-bit integer OpConstants, for the indices of access chains."""

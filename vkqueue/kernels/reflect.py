@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vkqueue.errors import InvalidError, UnsupportedError
-from vkqueue.kernels.access import BOTH, NAMES, Access, narrowed
+from vkqueue.kernels.access import BOTH, NAMES, WRITE, Access, Use, narrowed
 from vkqueue.kernels.constants import Constants
 from vkqueue.kernels.grammar import enumerant
 from vkqueue.kernels.layout import Layouts
@@ -17,8 +17,16 @@ from vkqueue.model import STORAGE, UNIFORM
 
 MAX_ENTRIES = 200_000
 """Bindings and members in one answer. Arbitrary; a few megabytes."""
+MAX_PRIVATE = 512 << 10
+"""Bytes of local and Private variables. GPUs give an invocation some hundred KiB; drivers hang on gigabytes."""
+MAX_INLINED = 1 << 20
+"""Instructions of a kernel with its calls expanded. Thirty functions that call the next one twice make a billion."""
+MAX_SPREAD = 1 << 22
+"""Scalars in all results and constants that are arrays or structures; drivers keep each apart."""
+MAX_BINDING = 65535
+"""Largest binding number. Drivers allocate by it; DXC's shifted registers reach a few thousand."""
 _WORKGROUP_SIZE = 25  # BuiltIn
-_LARGEST_BLOCK = 1 << 48
+_LARGEST_BLOCK = 1 << 32
 
 _HANDLES = {
     Op.TYPE_IMAGE: "an image",
@@ -83,6 +91,7 @@ class _Reflector:
         self._built_in_size = self._find_built_in_size()
         self._blocks: dict[tuple[int, bool], dict[str, Any]] = {}
         self._entries = 0
+        self._refused_module = self._find_refused()
 
     def _find_built_in_size(self) -> int | None:
         """The constant decorated as WorkgroupSize, which overrides the execution modes of all entry points."""
@@ -104,7 +113,7 @@ class _Reflector:
             "shared_spec": False,
             "spirv_version": list(self._module.version),
             "extensions": self._module.extensions,
-            "refuse": self._refused_module(),
+            "refuse": [*self._refused_module, *self._refused_sizes(entry, use)],
             "dynamic_descriptors": use.dynamic,
             "local_size_spec": varies,
             "features": ["maintenance4"] if entry.local_size_ids is not None else [],
@@ -221,10 +230,14 @@ class _Reflector:
         count, struct = self._descriptors(variable)
         storage = variable.storage == Storage.STORAGE_BUFFER
         storage = storage or module.decoration(struct, Decoration.BUFFER_BLOCK) is not None
-        marks = narrowed(module, variable.id, struct, marks if storage else marks & ~2)
+        if marks & WRITE and not storage:
+            needs["refuse"].append("a uniform buffer that it writes to")
+        marks = narrowed(module, variable.id, struct, marks if storage else marks & ~WRITE)
         block = self._block(struct, uniform=not storage, members=not storage)
         self._need_feature(needs, block)
         where = self._place(variable)
+        if where[1] > MAX_BINDING:
+            needs["refuse"].append(f"binding number {where[1]}; the largest is {MAX_BINDING}, renumber the bindings")
         if count == 0:
             needs["refuse"].append(
                 f"an unsized array of descriptors (set {where[0]}, binding {where[1]}; capability "
@@ -267,7 +280,8 @@ class _Reflector:
 
     # What the daemon never runs
 
-    def _refused_module(self) -> list[str]:
+    def _find_refused(self) -> list[str]:
+        """What makes every kernel of the module impossible."""
         module = self._module
         refused = []
         if module.addressing != 0:
@@ -279,6 +293,24 @@ class _Reflector:
         for name in module.sets.values():
             if not name.startswith(("GLSL.std.450", "NonSemantic.", "SPV_AMD_")) and "DebugInfo" not in name:
                 refused.append(f"the instruction set {name[:80]!r}")
+        if self._layouts.spread_values() > MAX_SPREAD:
+            refused.append(f"arrays and structures as values, of more than {MAX_SPREAD} scalars in all")
+        return refused
+
+    def _refused_sizes(self, entry: EntryPoint, use: Use) -> list[str]:
+        """Small modules that drivers would make large: they expand calls, and give each invocation its variables."""
+        refused = []
+        inlined = self._module.functions[entry.function].inlined
+        if inlined > MAX_INLINED:
+            refused.append(f"{inlined} instructions once its calls are expanded; at most {MAX_INLINED} are taken")
+        types = self._module.types
+        private = sum(self._layouts.of(types[id].element).natural * count for id, count in use.locals.items())
+        for id in use.variables:
+            variable = self._module.variables[id]
+            if variable.storage == Storage.PRIVATE:
+                private += self._layouts.of(variable.type).natural
+        if private > MAX_PRIVATE:
+            refused.append(f"{private} bytes of variables in each invocation; at most {MAX_PRIVATE} are taken")
         return refused
 
     def _refused_variable(self, variable: Variable) -> str:

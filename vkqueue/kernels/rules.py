@@ -67,7 +67,7 @@ def _misfit(module: Module, layouts: Layouts, struct: Type, rule: str) -> str | 
         if offset is None:
             return f"member {index} has no Offset" if rule == "scalar" else None
         type_ = module.types.get(id)
-        measures = layouts.of(id)
+        measures = layouts.member(struct.id, index)
         align: int = getattr(measures, rule)
         if type_ is not None and type_.op == Op.TYPE_VECTOR and rule != "scalar":
             if _straddles(offset, measures):
@@ -101,13 +101,14 @@ def _free_from(type_: Type | None, offset: int, measures: Measures, align: int) 
 def _uneven_stride(module: Module, layouts: Layouts, struct: int, index: int, rule: str) -> int | None:
     """The stride of an array or matrix in a member that its alignment does not divide."""
     type_ = module.types.get(module.types[struct].members[index])
+    align = getattr(layouts.member(struct, index), rule)
     while type_ is not None and type_.op in (Op.TYPE_ARRAY, Op.TYPE_RUNTIME_ARRAY):
         stride = layouts.stride(type_)
-        if stride % getattr(layouts.of(type_.id), rule):
+        if stride % align:
             return stride
         type_ = module.types.get(type_.element)
     if type_ is not None and type_.op == Op.TYPE_MATRIX:
         stride, _ = layouts.matrix(struct, index)
-        if stride % getattr(layouts.of(type_.id), rule):
+        if stride % align:
             return stride
     return None

@@ -20,8 +20,8 @@ from vkqueue.kernels.module import KERNEL, Module, Op
 from vkqueue.kernels.reader import BODY, MODULE, Reader
 
 MAGIC = 0x07230203
-MAX_BYTES = 16 << 20
-"""Longest module taken. Arbitrary: the largest compute modules seen have a few hundred KiB; 16 MiB take seconds."""
+MAX_BYTES = 8 << 20
+"""Longest module taken. Arbitrary: the largest compute modules seen have a few hundred KiB; this takes seconds."""
 MAX_BOUND = 0x3FFFFF
 """Largest id bound, the universal limit of the SPIR-V specification."""
 NEWEST = (1, 6)
@@ -93,7 +93,7 @@ def _instructions(r: Reader) -> None:  # noqa: C901  (the loop over every instru
     module, words, end = r.module, r.words, len(r.words)
     places, types, type_of, bound = module.places, module.types, module.type_of, module.bound
     strict, loose, shapes, handlers, fault = _STRICT, _LOOSE, SHAPES, HANDLERS, module.fault
-    walk = r.walk
+    walk, capabilities = r.walk, r.capability_set
     at = 5
     while at < end:
         word = words[at]
@@ -103,9 +103,12 @@ def _instructions(r: Reader) -> None:  # noqa: C901  (the loop over every instru
         shape = shapes.get(op)
         if shape is None:
             raise fault(at, f"opcode {op} is not known")
-        _, _, low, high, typed, result, ids, rest = shape
+        _, _, low, high, typed, result, ids, rest, needs = shape
         if not low <= n <= high:
             raise fault(at, f"{n} words; expected {low if n < low else high} at {'least' if n < low else 'most'}")
+        if needs and needs.isdisjoint(capabilities):
+            names = " or ".join(sorted(enumerant("Capability", number) for number in needs))
+            raise fault(at, f"it needs a capability that the module does not declare: {names}")
 
         if rest == "?" and (n > low or not ids):
             try:
