@@ -364,38 +364,56 @@ class Device:
             self._answered.add(serial)
 
     def _answer_batch(self, completion: Completion) -> None:
-        """One pass over the rows: each gets its one answer; each connection is woken once."""
-        sessions = self.service.sessions
-        errors, results = completion.errors, completion.results
-        special = bool(errors or results)
-        woken: Session | None = None
-        failed = 0
-        for i, row in enumerate(completion.batch.rows):
-            session = sessions.get(row[0])
-            if session is None:
+        """One pass over the rows: each gets its one answer; each connection is woken once a run of its rows."""
+        rows = completion.batch.rows
+        special = completion.errors.keys() | completion.results.keys()
+        plain: list[int] = []  # msgids of a run of launches with nothing to say but that they are done
+        of = None
+        for i, row in enumerate(rows):
+            if row[0] != of:
+                if plain:
+                    self._answer_plain(of, plain)
+                    plain = []
+                of = row[0]
+            # A launch without options (9) and payload (7).
+            if row[2] == DISPATCH and row[9] is None and row[7] is None and i not in special:
+                plain.append(row[1])
                 continue
-            if session is not woken:
-                if woken is not None:
-                    woken.wake()
-                woken = session
-            if special and i in errors:
-                failed += 1
-                self.service.job_failed(session, row, errors[i], quiet=True)
-                continue
-            session.open_jobs -= 1
-            payload = row[7]
-            if payload is not None:
-                self.service.payload_done(session, row)
-            if session.tracks_requests:
-                self.service.request_done(session, row[1], True)
-            if row[2] == DISPATCH and row[9] is None and not (special and i in results):
-                session.conn.respond_packed(row[1], _NO_OUTPUTS)
-            else:
-                self._answer_row(session, row, completion, i)
-        if woken is not None:
-            woken.wake()
+            if plain:
+                self._answer_plain(of, plain)
+                plain = []
+            self._answer_special(row, completion, i)
+        if plain:
+            self._answer_plain(of, plain)
+        failed = len(completion.errors)
         self.counters["jobs_failed"] += failed
-        self.counters["jobs_completed"] += len(completion.batch.rows) - failed
+        self.counters["jobs_completed"] += len(rows) - failed
+
+    def _answer_plain(self, of: int | None, msgids: list[int]) -> None:
+        session = self.service.sessions.get(of) if of is not None else None
+        if session is None:
+            return
+        session.open_jobs -= len(msgids)
+        if session.tracks_requests:
+            for msgid in msgids:
+                self.service.request_done(session, msgid, True)
+        session.conn.respond_alike(msgids, _NO_OUTPUTS)
+        session.wake()
+
+    def _answer_special(self, row: Row, completion: Completion, i: int) -> None:
+        session = self.service.sessions.get(row[ROW_SESSION])
+        if session is None:
+            return
+        if i in completion.errors:
+            self.service.job_failed(session, row, completion.errors[i])
+            return
+        session.open_jobs -= 1
+        if row[ROW_PAYLOAD] is not None:
+            self.service.payload_done(session, row)
+        if session.tracks_requests:
+            self.service.request_done(session, row[ROW_MSGID], True)
+        self._answer_row(session, row, completion, i)
+        session.wake()
 
     def _answer_row(self, session: Session, row: Row, completion: Completion, i: int) -> None:
         """An answer with something in it."""

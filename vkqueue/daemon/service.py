@@ -35,6 +35,7 @@ from vkqueue.kernels.plan import LayoutTable
 from vkqueue.model import CREATE, DISPATCH, ROW_GRID, ROW_OP, ROW_PAYLOAD, ROW_TARGET, Release, Row, Token
 from vkqueue.wire.framing import Limits
 from vkqueue.wire.messages import METHODS, check
+from vkqueue.wire.repeats import Launch
 from vkqueue.wire.session import ServerConnection
 from vkqueue.worker.events import DeviceLost, Failed, Opened
 
@@ -207,19 +208,17 @@ class Service:
         """Take a burst of requests; answers appear on `session.conn` at once or later."""
         now = time.monotonic_ns()
         self.full = sum(d.scheduler.queued for d in self.devices) >= self.config.limits.total_queued_jobs
-        fast = self.dispatcher.fast
-        for msgid, method, params in requests:
-            if method == "dispatch" and not session.blocked and not self.draining:
-                try:
-                    fast(session, msgid, params, now)
-                except VkqueueError as error:
-                    self.fail(session, msgid, error)
-                except Deferred:
-                    self._defer(session, msgid, method, params, now)
-                except Exception:
-                    self._broken(session, msgid, method)
-            else:
-                self._request(session, msgid, method, params, now)
+        index = 0
+        # The list grows while it is gone through: behind an accepted `hello` comes what was held back for it.
+        while index < len(requests):
+            msgid, method, params = requests[index]
+            if type(params) is Launch and not session.blocked and not self.draining:
+                ahead = self.dispatcher.again(session, requests, index, now)
+                if ahead > index:
+                    index = ahead
+                    continue
+            self._request(session, msgid, method, params, now)
+            index += 1
         for device in self.devices:
             if device.scheduler.ready:
                 device.pump()
@@ -368,6 +367,7 @@ class Service:
         del session.objects[buffer.handle]
         session.buffers -= 1
         buffer.forget_tokens()
+        session.epoch += 1
         if buffer.generation != buffer.device.generation or buffer.failed:
             session.memory_bytes -= 0 if buffer.failed else buffer.size
             return
@@ -420,8 +420,8 @@ class Service:
             for row in device.scheduler.finished(session.id, msgid, ok):
                 self.job_failed(session, row, dependency_error(msgid))
 
-    def job_failed(self, session: Session, row: Row, error: VkqueueError, quiet: bool = False) -> None:
-        """Answer a row that failed, and undo what its admission did. `quiet`: the caller wakes the connection."""
+    def job_failed(self, session: Session, row: Row, error: VkqueueError) -> None:
+        """Answer a row that failed, and undo what its admission did."""
         session.open_jobs -= 1
         if row[ROW_PAYLOAD] is not None:
             self.payload_done(session, row)
@@ -429,8 +429,7 @@ class Service:
             self._creation_failed(session, row)
         session.conn.fail(row[1], error)
         self.request_done(session, row[1], False)
-        if not quiet:
-            session.wake()
+        session.wake()
 
     def payload_done(self, session: Session, row: Row) -> None:
         """The row's payload is held no longer."""
@@ -462,6 +461,7 @@ class Service:
                 session.buffers -= 1
                 session.memory_bytes -= found.size
                 found.forget_tokens()
+                session.epoch += 1
                 del session.objects[handle]
                 found.device.post_release(Release(buffers=(found.id,)))
                 return

@@ -87,6 +87,7 @@ class Session:
         self.device: Device | None = None
         self.objects: dict[int, Buffer | Module] = {}
         self.kernels: dict[Any, SessionKernel] = {}
+        self.epoch = 0  # counts what makes memos of launches stale: see Dispatcher.again
         self.next_handle = 1
         self.client_chooses: bool | None = None
         self.buffers = 0
@@ -162,6 +163,7 @@ class Session:
 
     def forget_kernels(self, device: Device) -> None:
         """The device was lost: what is cached for it names pipelines that are gone."""
+        self.epoch += 1
         self.kernels = {key: value for key, value in self.kernels.items() if value.device is not device}
         for kept in self.kernels.values():
             kept.tokens = {key: value for key, value in kept.tokens.items() if value[2] is not device}

@@ -116,6 +116,22 @@ class Scheduler:
             queue.active = True
             self._active.append(queue)
 
+    def submit_plain(self, session: int, rows: list[Row], now_ns: int) -> None:
+        """`submit` for rows of one connection, without options and with their pipelines ready."""
+        queue = self._sessions[session]
+        if queue.ordered is not None:
+            for row in rows:
+                self.submit(row, now_ns)
+            return
+        queue.plain.extend(rows)
+        self.queued += len(rows)
+        self.ready += len(rows)
+        if self._oldest is not None and now_ns < self._oldest:
+            self._oldest = now_ns
+        if not queue.active:
+            queue.active = True
+            self._active.append(queue)
+
     def _submit_ordered(self, queue: _SessionQueue, row: Row, wait_for: int | None, after: frozenset[int]) -> bool:
         """Whether the row is ready."""
         ordered = queue.ordered

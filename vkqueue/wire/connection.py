@@ -9,6 +9,7 @@ from typing import Any
 from vkqueue.wire import codec
 from vkqueue.wire.codec import Piece
 from vkqueue.wire.framing import Limits, Splitter
+from vkqueue.wire.repeats import Repeats
 
 REQUEST, RESPONSE, NOTIFICATION = 0, 1, 2
 """First entry of the three arrays of MessagePack-RPC."""
@@ -27,10 +28,10 @@ class Connection:
         bytes_out: queued, and not yet taken by `data_to_send`.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, repeats: Repeats | None = None) -> None:
         self.bytes_out = 0
         self._limits = limits
-        self._splitter = Splitter(limits)
+        self._splitter = Splitter(limits, repeats)
         self._packer = codec.new_packer()
         self._small: list[Piece] = []  # to be joined
         self._chunks: list[Piece] = []  # before them, ready to go

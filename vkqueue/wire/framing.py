@@ -24,6 +24,7 @@ from typing import Any
 
 from vkqueue.errors import ProtocolError, TooLargeError, VkqueueError
 from vkqueue.wire import codec
+from vkqueue.wire.repeats import Repeats
 
 _log = logging.getLogger("vkqueue.wire")
 
@@ -273,12 +274,16 @@ class Splitter:
 
     Drive it by `get_buffer`, a read into that, and `buffer_updated`.
 
+    Args:
+        repeats: recognizes requests that come again; they appear as (msgid, Launch) among the messages.
+
     Attributes:
         fault: why nothing more is taken from this stream, None while all is well.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, repeats: Repeats | None = None) -> None:
         self.fault: VkqueueError | None = None
+        self._repeats = repeats
         self._limits = limits
         self._buffer = bytearray(limits.room)
         self._view = memoryview(self._buffer)
@@ -329,6 +334,13 @@ class Splitter:
 
     def _burst(self, begin: int, messages: list[Any]) -> int:
         """Decode what is whole from `begin` on; the index where the next message begins, `_fill` if it is kept."""
+        repeats = self._repeats
+        if repeats is not None:
+            begin = repeats.take(self._view, begin, self._fill, messages)
+            if begin == self._fill:
+                return begin
+            if not repeats.learning:
+                repeats = None
         unpacker = self._unpacker
         start = end = unpacker.tell()
         tell, append = unpacker.tell, messages.append
@@ -336,6 +348,8 @@ class Splitter:
             unpacker.feed(self._view[begin : self._fill])
             for message in unpacker:
                 append(message)
+                if repeats is not None:
+                    repeats.learn(message, self._view[begin + end - start : begin + tell() - start])
                 end = tell()
         except Exception:  # the walk finds out what is wrong, and whether the message is whole at all
             _log.debug("a burst stopped early", exc_info=True)

@@ -6,6 +6,8 @@ A connection goes through the states of `_NEXT`. The client's end, which has no 
 
 from __future__ import annotations
 
+import sys
+from array import array
 from enum import Enum
 from typing import Any
 
@@ -16,6 +18,7 @@ from vkqueue.wire.codec import Piece
 from vkqueue.wire.connection import NOTIFICATION, REQUEST, RESPONSE, RESPONSE_HEAD_BYTES, Connection, response_head
 from vkqueue.wire.framing import Limits, structure_fault
 from vkqueue.wire.messages import PARAMETER_NAMES, U32_MAX, check, describe
+from vkqueue.wire.repeats import Repeats
 
 __all__ = ["ClientConnection", "Event", "ServerConnection", "State"]
 
@@ -68,7 +71,7 @@ class ServerConnection(Connection):
     """
 
     def __init__(self, limits: Limits) -> None:
-        super().__init__(limits)
+        super().__init__(limits, Repeats(self._needs_no_check))
         self.pending: set[int] = set()
         self.state = State.NEW
         self._hello: int | None = None  # its msgid while GREETING
@@ -136,6 +139,27 @@ class ServerConnection(Connection):
         self._small.append(response_head(0x94, RESPONSE, 0xCE, msgid, 0xC0) + packed_result)
         self.bytes_out += RESPONSE_HEAD_BYTES + len(packed_result)
 
+    def respond_alike(self, msgids: list[int], packed_result: bytes) -> None:
+        """Answer several requests by one result that is MessagePack already, and small.
+
+        Raises:
+            KeyError: no request waits for an answer with one of the msgids; none is answered then.
+        """
+        if not self.pending.issuperset(msgids):
+            raise KeyError(next(msgid for msgid in msgids if msgid not in self.pending))
+        self.pending.difference_update(msgids)
+        # All answers in one go: copies of one, with the bytes of the msgids laid over every so many bytes.
+        size = RESPONSE_HEAD_BYTES + len(packed_result)
+        answers = bytearray((response_head(0x94, RESPONSE, 0xCE, 0, 0xC0) + packed_result) * len(msgids))
+        ids = array("I", msgids)
+        if sys.byteorder == "little":
+            ids.byteswap()
+        raw = ids.tobytes()
+        for place in range(4):
+            answers[3 + place :: size] = raw[place::4]
+        self._small.append(memoryview(answers))
+        self.bytes_out += len(answers)
+
     def fail(self, msgid: int, error: VkqueueError) -> None:
         """Answer a request by an error.
 
@@ -181,6 +205,13 @@ class ServerConnection(Connection):
         max_depth = self._limits.max_depth
         pending, deliver, known = self.pending, self._delivery.append, PARAMETER_NAMES.issuperset
         for message in messages:
+            if type(message) is tuple:
+                msgid, params = message
+                if msgid not in pending:
+                    pending.add(msgid)
+                    deliver((msgid, "dispatch", params))
+                    continue
+                message = [REQUEST, msgid, "dispatch", [params]]
             try:
                 kind, msgid, method, (params,) = message
             except (TypeError, ValueError):
@@ -203,9 +234,18 @@ class ServerConnection(Connection):
             elif not self._take_one(message):
                 return
 
+    def _needs_no_check(self, message: Any) -> bool:
+        """Whether a request is right by itself: all but its msgid, and whether the connection is ready."""
+        if _shape_fault(message) or structure_fault(message, self._limits.max_depth):
+            return False
+        params = message[3]
+        return type(params) is list and len(params) == 1 and type(params[0]) is dict
+
     def _take_early(self, messages: list[Any]) -> None:
         """Before the connection is ready."""
         for index, message in enumerate(messages):
+            if type(message) is tuple:  # a request that came again: `repeats` has it without its frame
+                message = [REQUEST, message[0], "dispatch", [message[1]]]
             if self.state is State.GREETING:
                 self._behind_hello += messages[index:]
                 return

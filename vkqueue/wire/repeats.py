@@ -1,0 +1,112 @@
+"""Requests that come again, byte for byte but for their msgid, are not decoded again.
+
+A client that launches the same kernel on the same buffers sends the same bytes each time. Everything behind the msgid
+is then known by one dictionary look-up: the request is whole (MessagePack is free of prefixes: if the bytes begin with
+a value that was whole once, they hold that value), it is checked, and its parameters are the same object as before, to
+which the daemon may pin what it worked out for them.
+
+Only dispatches of moderate size are kept. Learning costs a little for each message, so it is given up, but for an
+attempt now and then, where nothing comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+# Arbitrary bounds: of one request, of the requests kept, of the different lengths that are tried.
+_MAX_BYTES = 512
+_MAX_KEPT = 4096
+_MAX_SIZES = 4
+# What learning may cost before it has to pay: a learned request costs one, a repeated one gives one back.
+_BUDGET = 512
+
+_DISPATCH = b"\xa8dispatch"
+
+
+class Launch(dict[str, Any]):
+    """Parameters of a dispatch that may come again; the same object then. `memo` is the daemon's."""
+
+    __slots__ = ("memo",)
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        super().__init__(params)
+        self.memo: Any = None
+
+
+class Repeats:
+    """Of one connection.
+
+    Args:
+        vet: whether a decoded message is a request that needs no further check but that of its msgid.
+    """
+
+    def __init__(self, vet: Callable[[Any], bool]) -> None:
+        self._vet = vet
+        self._known: dict[bytes, Launch] = {}
+        self._sizes: list[int] = []
+        self._budget = _BUDGET
+
+    @property
+    def learning(self) -> bool:
+        """Whether `learn` is worth its cost at present; asked once a burst."""
+        self._budget += 1
+        return self._budget > 0
+
+    def take(self, view: memoryview, begin: int, fill: int, messages: list[Any]) -> int:  # noqa: C901 - hot loop
+        """Append (msgid, Launch) for each known request from `begin` on; the index behind the last."""
+        known = self._known
+        if not known:
+            return begin
+        append, find, sizes = messages.append, known.get, self._sizes
+        size = sizes[0]
+        came = len(messages)
+        while begin + 7 < fill:
+            # [0, msgid, …: a request's head, by the form of its msgid
+            if view[begin] != 0x94 or view[begin + 1]:
+                break
+            form = view[begin + 2]
+            if form == 0xCE:
+                body = begin + 7
+                msgid = view[begin + 3] << 24 | view[begin + 4] << 16 | view[begin + 5] << 8 | view[begin + 6]
+            elif form == 0xCD:
+                body = begin + 5
+                msgid = view[begin + 3] << 8 | view[begin + 4]
+            elif form < 0x80:
+                body = begin + 3
+                msgid = form
+            elif form == 0xCC:
+                body = begin + 4
+                msgid = view[begin + 3]
+            else:
+                break
+            end = body + size
+            launch = find(view[body:end].tobytes()) if end <= fill else None
+            if launch is None:
+                for other in sizes:
+                    end = body + other
+                    if end <= fill and (launch := find(view[body:end].tobytes())) is not None:
+                        size = other
+                        break
+                else:
+                    break
+            append((msgid, launch))
+            begin = end
+        self._budget = min(self._budget + len(messages) - came, _MAX_KEPT)
+        return begin
+
+    def learn(self, message: Any, raw: memoryview) -> None:
+        """Keep a request that came whole, if it may come again; `raw` is all of its bytes."""
+        if self._budget <= 0 or len(raw) > _MAX_BYTES:
+            return
+        self._budget -= 1
+        form = raw[2]
+        body = raw[7 if form == 0xCE else 5 if form == 0xCD else 4 if form == 0xCC else 3 :].tobytes()
+        if not body.startswith(_DISPATCH) or not self._vet(message):
+            return
+        if len(self._known) >= _MAX_KEPT:
+            self._known.clear()
+            self._sizes.clear()
+        self._known[body] = Launch(message[3][0])
+        if len(body) not in self._sizes:
+            self._sizes = [len(body), *self._sizes[: _MAX_SIZES - 1]]
