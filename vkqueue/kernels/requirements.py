@@ -185,6 +185,8 @@ def unsupported(
     version = tuple(int(part) for part in api_version.split(".")[:2])
     device = _Device(limits, features, (version[0], version[1]))
     needs = kernel["needs"]
+    if "reason" in needs:  # of a module of several shaders, one that cannot be used at all
+        return str(needs["reason"])
     for name in kernel["capabilities"]:
         if name in _NEVER:
             return f"capability {name} is not supported: {_NEVER[name]}"
@@ -311,13 +313,22 @@ def _work_group(kernel: Mapping[str, Any], device: _Device, specializable: bool)
     )  # fmt: skip
 
 
-def _bindings(kernel: Mapping[str, Any], device: _Device) -> str | None:
-    counts = kernel["needs"]["limits"]
+def _scalars(kernel: Mapping[str, Any], device: _Device) -> str | None:
     size = kernel["push_constant_bytes"]
-    text = _over(
+    if any(scalar["where"] == UNIFORM for scalar in kernel["scalars"]):
+        return _over(
+            device, "maxUniformBufferRange", size,
+            f"the kernel takes {size} bytes of scalars in a uniform buffer", "pass some of them in a storage buffer",
+        )  # fmt: skip
+    return _over(
         device, "maxPushConstantsSize", size,
         f"the kernel takes {size} bytes of push constants", "pass some of the scalars in a uniform buffer",
-    ) or _over(
+    )  # fmt: skip
+
+
+def _bindings(kernel: Mapping[str, Any], device: _Device) -> str | None:
+    counts = kernel["needs"]["limits"]
+    text = _scalars(kernel, device) or _over(
         device, "maxBoundDescriptorSets", counts["sets"],
         f"the kernel uses set {counts['sets'] - 1}, which needs {counts['sets']} sets", "number the sets from 0",
     )  # fmt: skip

@@ -17,6 +17,7 @@ _FORMATS = {
     "uint64": "Q", "float16": "e", "float32": "f", "float64": "d", "bool32": "I",
 }  # fmt: skip
 _SIZES = {name: struct.calcsize("<" + code) for name, code in _FORMATS.items()}
+TYPES = frozenset(_SIZES)
 _FLOATS = ("float16", "float32", "float64")
 # Arbitrary: a client that sends ever new mixes of types (ints for floats) must not grow the set without end.
 _MAX_SIGNATURES = 256
