@@ -137,6 +137,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._session = service.open_session(peer, self.wake)
         self._session.resume = self._update_reading
+        self._session.flush = self._flush
         self._conn = self._session.conn
         self._service = service
         self._socket = client

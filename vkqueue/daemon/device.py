@@ -78,6 +78,7 @@ class Device:
         self._freeing: deque[tuple[int, int, int]] = deque()
         self._frees_queued = 0
         self._serial = 0
+        self._touched: dict[int, Session] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         batching, limits = service.config.batching, service.config.limits
@@ -119,6 +120,10 @@ class Device:
             else:
                 self.service.device_event(self, event)
         self.pump()
+        # Written here and now: another turn of the loop first would cost a lone job a tenth of its time.
+        touched, self._touched = self._touched, {}
+        for session in touched.values():
+            session.flush()
         self.service.batch_done()
 
     def opened(self, info: DeviceInfo) -> None:
@@ -398,7 +403,7 @@ class Device:
             for msgid in msgids:
                 self.service.request_done(session, msgid, True)
         session.conn.respond_alike(msgids, _NO_OUTPUTS)
-        session.wake()
+        self._touched[session.id] = session
 
     def _answer_special(self, row: Row, completion: Completion, i: int) -> None:
         session = self.service.sessions.get(row[ROW_SESSION])
@@ -413,7 +418,7 @@ class Device:
         if session.tracks_requests:
             self.service.request_done(session, row[ROW_MSGID], True)
         self._answer_row(session, row, completion, i)
-        session.wake()
+        self._touched[session.id] = session
 
     def _answer_row(self, session: Session, row: Row, completion: Completion, i: int) -> None:
         """An answer with something in it."""

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from vkqueue.daemon.modules import DeviceKernel
     from vkqueue.daemon.service import Service
 
-# Arbitrary: past it a kernel's cached argument lists are dropped, so that a client of ever new ranges stays bounded.
-_MAX_TOKENS = 16_384
+# Arbitrary: past it a connection's cached argument lists are dropped, so that a client of ever new ranges stays bounded.
+_MAX_LAUNCHES = 16_384
 
 
 class Deferred(Exception):
@@ -82,12 +82,12 @@ class Dispatcher:
             Deferred: try again once the analysis is there.
         """
         get = params.get
-        name, args, scalars, grid = get("kernel"), get("args"), get("scalars"), get("grid")
+        module, name, args, scalars, grid = get("module"), get("kernel"), get("args"), get("scalars"), get("grid")
         known = 1 + (name is not None) + (args is not None) + (scalars is not None) + (grid is not None)
         try:
-            if known != len(params):
+            if known != len(params) or type(module) is not int:
                 raise KeyError
-            token, kernel, device = session.kernels[get("module"), name].tokens[tuple(args)]  # type: ignore[arg-type]
+            token, kernel, device = session.kernels[module, name].tokens[tuple(args)]  # type: ignore[arg-type]
             for handle in args:  # type: ignore[union-attr]
                 if type(handle) is not int:  # True and 1.0 equal 1 as keys
                     raise KeyError
@@ -258,7 +258,7 @@ class Dispatcher:
     @staticmethod
     def forget(session: Session, victim: SessionKernel) -> None:
         """Drop a kernel from the connection's caches."""
-        session.epoch += 1
+        session.forget_launches(victim)
         keys = [key for key, value in session.kernels.items() if value is victim]
         for key in keys:
             del session.kernels[key]
@@ -280,11 +280,10 @@ class Dispatcher:
             cached=payload is None,
         )  # fmt: skip
         if key is not None and payload is None:
-            if len(cached.tokens) >= _MAX_TOKENS:
-                session.clear_tokens(cached)
-            cached.tokens[key] = (token, cached.kernel, cached.device)
-            for buffer in bound.buffers:
-                buffer.tokens.append((cached.tokens, key))
+            if session.cached_launches >= _MAX_LAUNCHES:
+                for kernel in session.kernels.values():
+                    session.forget_launches(kernel)
+            session.keep_launch(cached, key, token, bound.buffers)
         return token, payload, bound.payload_bytes
 
 

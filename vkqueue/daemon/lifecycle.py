@@ -168,6 +168,8 @@ def _thread_starter(
             outbox.post,
             batch_timeout_s=config.batching.batch_timeout_s,
             waiter="same" if device.waiter == "same" else "companion",
+            glance_us=config.batching.max_batch_delay_us,
+            spin_us=config.batching.spin_us,
         )
         thread.start()
         return thread

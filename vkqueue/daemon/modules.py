@@ -155,7 +155,8 @@ def specialization(kernel: Mapping[str, Any], given: Mapping[str, Any]) -> tuple
     values: dict[int, Any] = {}
     packed: dict[int, bytes] = {}
     for key, value in given.items():
-        matches = [c for c in constants if (c["id"] == int(key) if key.isdigit() else c["name"] == key)]
+        number = (key.lstrip("0") or "0") if key.isascii() and key.isdecimal() else None
+        matches = [c for c in constants if (str(c["id"]) == number if number else key and c["name"] == key)]
         if not matches:
             names = ", ".join(f"{c['id']}" + (f" ({c['name']})" if c["name"] else "") for c in constants[:16])
             raise InvalidError(f"specialization: no constant {brief(key)}; the module has {names or 'none'}")

@@ -366,8 +366,7 @@ class Service:
         """Make the handle dead; the memory goes behind the last row that uses it."""
         del session.objects[buffer.handle]
         session.buffers -= 1
-        buffer.forget_tokens()
-        session.epoch += 1
+        session.forget_buffer(buffer)
         if buffer.generation != buffer.device.generation or buffer.failed:
             session.memory_bytes -= 0 if buffer.failed else buffer.size
             return
@@ -460,8 +459,7 @@ class Service:
                 found.failed = True
                 session.buffers -= 1
                 session.memory_bytes -= found.size
-                found.forget_tokens()
-                session.epoch += 1
+                session.forget_buffer(found)
                 del session.objects[handle]
                 found.device.post_release(Release(buffers=(found.id,)))
                 return

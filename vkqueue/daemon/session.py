@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,10 +30,21 @@ class Peer:
     gid: int = -1
 
 
-class Buffer:
-    """A client's buffer. `id` is the daemon's own, never reused; `tokens` are the caches that name it."""
+class CachedLaunch:
+    """An argument list that is kept for the next launch with it; `buffers` are those it names."""
 
-    __slots__ = ("device", "failed", "generation", "handle", "id", "size", "tokens")
+    __slots__ = ("buffers", "key", "kernel")
+
+    def __init__(self, kernel: SessionKernel, key: Any, buffers: list[Buffer]) -> None:
+        self.kernel = kernel
+        self.key = key
+        self.buffers = buffers
+
+
+class Buffer:
+    """A client's buffer. `id` is the daemon's own, never reused; `launches` are the cached ones that name it."""
+
+    __slots__ = ("device", "failed", "generation", "handle", "id", "launches", "size")
 
     def __init__(self, id: int, handle: int, size: int, device: Device) -> None:
         self.id = id
@@ -42,13 +53,7 @@ class Buffer:
         self.device = device
         self.generation = device.generation
         self.failed = False
-        self.tokens: list[tuple[dict[Any, Any], Any]] = []
-
-    def forget_tokens(self) -> None:
-        """Drop the cached tokens that name this buffer, so that the next launch is checked anew."""
-        for cache, key in self.tokens:
-            cache.pop(key, None)
-        self.tokens.clear()
+        self.launches: dict[CachedLaunch, None] = {}
 
 
 class Module:
@@ -64,14 +69,18 @@ class Module:
 
 
 class SessionKernel:
-    """A kernel that this connection has called: its device kernel, and the tokens of its arguments."""
+    """A kernel that this connection has called: its device kernel, and the tokens of its arguments.
 
-    __slots__ = ("device", "kernel", "tokens")
+    `launches` has the same keys as `tokens`, which is made for being looked up fast.
+    """
+
+    __slots__ = ("device", "kernel", "launches", "tokens")
 
     def __init__(self, kernel: DeviceKernel, device: Device) -> None:
         self.kernel = kernel
         self.device = device
         self.tokens: dict[Any, tuple[Token, DeviceKernel, Device]] = {}
+        self.launches: dict[Any, CachedLaunch] = {}
 
 
 class Session:
@@ -82,11 +91,13 @@ class Session:
         self.conn = conn
         self.peer = peer
         self.wake = wake
+        self.flush = wake  # writes at once; the connection puts its own here
         self.resume: Callable[[], None] | None = None
         self.client = ""
         self.device: Device | None = None
         self.objects: dict[int, Buffer | Module] = {}
         self.kernels: dict[Any, SessionKernel] = {}
+        self.cached_launches = 0
         self.epoch = 0  # counts what makes memos of launches stale: see Dispatcher.again
         self.next_handle = 1
         self.client_chooses: bool | None = None
@@ -154,19 +165,38 @@ class Session:
             raise NotFoundError(f"module: no module {brief(handle)} on this connection", {"handle": handle})
         return found
 
-    def clear_tokens(self, cached: SessionKernel) -> None:
-        """Drop every cached argument list of a kernel, and what the buffers remember of them."""
-        for found in self.objects.values():
-            if type(found) is Buffer:
-                found.tokens = [entry for entry in found.tokens if entry[0] is not cached.tokens]
-        cached.tokens.clear()
+    # Launches are cached under two names, their kernel's and their buffers': all of them go when one of these goes.
+
+    def keep_launch(self, kernel: SessionKernel, key: Any, token: Token, buffers: list[Buffer]) -> None:
+        """Remember an argument list."""
+        kernel.tokens[key] = (token, kernel.kernel, kernel.device)
+        launch = kernel.launches[key] = CachedLaunch(kernel, key, buffers)
+        for buffer in buffers:
+            buffer.launches[launch] = None
+        self.cached_launches += 1
+
+    def forget_buffer(self, buffer: Buffer) -> None:
+        """Forget the argument lists that name a buffer, so that the next launch with it is checked anew."""
+        self._forget(buffer.launches)
+
+    def forget_launches(self, kernel: SessionKernel) -> None:
+        """Forget all argument lists of a kernel."""
+        self._forget(kernel.launches.values())
 
     def forget_kernels(self, device: Device) -> None:
         """The device was lost: what is cached for it names pipelines that are gone."""
-        self.epoch += 1
+        for kernel in self.kernels.values():
+            if kernel.device is device:
+                self.forget_launches(kernel)
         self.kernels = {key: value for key, value in self.kernels.items() if value.device is not device}
-        for kept in self.kernels.values():
-            kept.tokens = {key: value for key, value in kept.tokens.items() if value[2] is not device}
+
+    def _forget(self, launches: Iterable[CachedLaunch]) -> None:
+        self.epoch += 1
+        for launch in list(launches):
+            del launch.kernel.tokens[launch.key], launch.kernel.launches[launch.key]
+            for buffer in launch.buffers:
+                buffer.launches.pop(launch, None)  # one that is bound twice stands there twice
+            self.cached_launches -= 1
 
 
 __all__ = ["Buffer", "Deferral", "Module", "Peer", "Session", "SessionKernel"]

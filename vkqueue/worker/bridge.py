@@ -21,8 +21,13 @@ None of this leans on the interpreter's own lock.
 from __future__ import annotations
 
 import logging
+import os
 import queue
+import select
 import threading
+import time
+import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -96,9 +101,14 @@ class Inbox(Generic[T]):
     """From any thread to one owner thread, which alone calls `get`, `get_nowait` and `close`."""
 
     def __init__(self) -> None:
-        # SimpleQueue: the waiting get is C and sleeps in the kernel without polling.
-        self._queue: queue.SimpleQueue[T] = queue.SimpleQueue()
+        # An eventfd rather than a queue's lock: its write gives the interpreter up, so that the thread that it wakes
+        # runs at once instead of when the poster next waits. Measured for a lone job on 2 cores, posting until
+        # submitting: 47 µs with queue.SimpleQueue, 30 µs so. Closed with this object, since a poster may be writing.
+        self._event = os.eventfd(0, os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._event)
+        self._items: deque[T] = deque()
         self._lock = threading.Lock()
+        self._waiting = False  # the owner sleeps, or is about to: the next post has to wake it
         self._closed = False
 
     def post(self, item: T) -> bool:
@@ -106,7 +116,10 @@ class Inbox(Generic[T]):
         with self._lock:
             if self._closed:
                 return False
-            self._queue.put(item)
+            self._items.append(item)
+            wake, self._waiting = self._waiting, False
+        if wake:
+            os.eventfd_write(self._event, 1)
         return True
 
     def get(self, timeout_s: float | None = None) -> T:
@@ -115,7 +128,22 @@ class Inbox(Generic[T]):
         Raises:
             queue.Empty: the time passed.
         """
-        return self._queue.get(timeout=timeout_s)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                if self._items:
+                    self._waiting = False
+                    return self._items.popleft()
+                self._waiting = True
+            if deadline is not None and not self._readable(deadline - time.monotonic()):
+                return self.get_nowait()
+            # May find a write that was meant for an item already taken; then it goes round once more.
+            os.eventfd_read(self._event)
+
+    def _readable(self, timeout_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._event, select.POLLIN)
+        return bool(poll.poll(max(timeout_s, 0) * 1000))
 
     def get_nowait(self) -> T:
         """The next item, if there is one.
@@ -123,18 +151,23 @@ class Inbox(Generic[T]):
         Raises:
             queue.Empty: there is none.
         """
-        return self._queue.get_nowait()
+        with self._lock:
+            self._waiting = False
+            if not self._items:
+                raise queue.Empty
+            return self._items.popleft()
+
+    def empty(self) -> bool:
+        """Whether nothing waits, at this moment."""
+        return not self._items
 
     def close(self) -> list[T]:
         """Take no more; returns what was taken and not yet fetched, for the owner to answer."""
         with self._lock:
             self._closed = True
-        left: list[T] = []
-        while True:
-            try:
-                left.append(self._queue.get_nowait())
-            except queue.Empty:
-                return left
+            left = list(self._items)
+            self._items.clear()
+            return left
 
 
 class KeySet:

@@ -79,6 +79,25 @@ def abandoned() -> ShuttingDownError:
     return ShuttingDownError("the daemon stopped while the job was on the device; its outcome is unknown")
 
 
+def collected(backend: Backend, submission: Submission) -> Completion:
+    """The answer to a batch whose fence has signalled.
+
+    Raises:
+        DeviceLostError: the device was lost after all.
+    """
+    try:
+        completion = backend.collect(submission)
+    except DeviceLostError:
+        raise
+    except Exception as error:
+        wire = as_vkqueue_error(error, "collecting results")
+        completion = submission.completion
+        completion.results.clear()
+        completion.errors = {**failed(completion.batch, wire).errors, **completion.errors}
+    completion.finished_ns = completion.finished_ns or time.monotonic_ns()
+    return completion
+
+
 class _Flight:
     __slots__ = ("answered", "delivered", "submission")
 
@@ -195,21 +214,13 @@ class FenceLine:
         return min(self._slice_s, max(0.0, (self._due_ns(flight) - time.monotonic_ns()) / 1e9))
 
     def _finish(self, flight: _Flight) -> None:
-        submission = flight.submission
         try:
-            completion = self._backend.collect(submission)
+            completion = collected(self._backend, flight.submission)
         except DeviceLostError as error:
             self._lose(error)
             return
-        except Exception as error:
-            wire = as_vkqueue_error(error, "collecting results")
-            completion = submission.completion
-            completion.results.clear()
-            completion.errors = {**failed(completion.batch, wire).errors, **completion.errors}
         if self._device_lost.value is not None:  # noticed elsewhere meanwhile: this is no success any more
             return
-        if not completion.finished_ns:
-            completion.finished_ns = time.monotonic_ns()
         self._deliver(completion)
         self._pass(flight)
 

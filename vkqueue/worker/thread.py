@@ -24,7 +24,7 @@ from vkqueue.model import Batch, PipelineSpec, Release
 from vkqueue.worker.bridge import Inbox, Latch
 from vkqueue.worker.compile import CompileThread
 from vkqueue.worker.events import DeviceLost, Failed, Opened, Stopped
-from vkqueue.worker.fences import Deliver, FenceLine, as_vkqueue_error, failed, lost
+from vkqueue.worker.fences import Deliver, FenceLine, as_vkqueue_error, collected, failed, lost
 from vkqueue.worker.waiting import Companion, Item, SameThread, Signal, Waiting
 
 log = logging.getLogger("vkqueue.worker")
@@ -49,6 +49,10 @@ class DeviceThread:
         batch_timeout_s: see `fences`.
         wait_slice_ms: the longest single wait while work is in flight; with none in flight nothing wakes up.
         waiter: who waits for fences: a companion thread, or the worker itself when it has nothing to record.
+        glance_us: how long the worker itself waits for a batch that is alone on the device, before it leaves the
+            fence to the waiting side: a short job is spared a hop. No longer than the daemon holds back further rows
+            while a batch is in flight, so that nobody waits for the glance to end.
+        spin_us: of that time, how long the fence is polled; burns a core meanwhile.
         cache_quiet_s: the pipeline cache is saved once no pipeline was built for so long.
     """
 
@@ -61,6 +65,8 @@ class DeviceThread:
         batch_timeout_s: float,
         wait_slice_ms: float = 50,
         waiter: Literal["companion", "same"] = "companion",
+        glance_us: float = 0,
+        spin_us: float = 0,
         cache_quiet_s: float = 1.0,
     ) -> None:
         self._name = name
@@ -69,6 +75,8 @@ class DeviceThread:
         self._batch_timeout_s = batch_timeout_s
         self._slice_s = wait_slice_ms / 1000
         self._waiter = waiter
+        self._glance_s = glance_us / 1e6
+        self._spin_s = spin_us / 1e6
         self._inbox: Inbox[Item] = Inbox()
         self._device_lost: Latch[DeviceLostError] = Latch()
         self._stop_at: Latch[float] = Latch()  # when to stop waiting for the device, once a stop is asked for
@@ -205,7 +213,29 @@ class DeviceThread:
             if self._unretired == 1:  # nothing before it in flight: no order to keep
                 self._finished.append(submission)
                 return
+        elif self._glance_s and self._unretired == 1 and self._inbox.empty() and self._glance(backend, submission):
+            self._finished.append(submission)
+            return
         waiting.add(submission, delivered)
+
+    def _glance(self, backend: Backend, submission: Submission) -> bool:
+        """Wait a moment for a batch that is alone; whether it is answered. What goes wrong is for the waiting side."""
+        try:
+            deadline = time.monotonic() + self._spin_s
+            while self._spin_s and time.monotonic() < deadline:
+                if backend.wait(submission, 0.0):
+                    break
+            else:
+                if not backend.wait(submission, self._glance_s):
+                    return False
+            completion = collected(backend, submission)
+        except Exception:
+            log.debug("a glance at a batch failed", exc_info=True)
+            return False
+        if self._device_lost.value is not None:
+            return False
+        self._deliver(completion)
+        return True
 
     def _release(self, backend: Backend, release: Release) -> None:
         if self._device_lost.value is None:
