@@ -179,7 +179,10 @@ def test_capabilities_of_the_table_exist():
     assert set(CAPABILITIES) - {entry.name for entry in ENUMS["C"].values()} == set()
 
 
-@pytest.mark.parametrize("case", [case for case in CORPUS if case.kind == "refuse" and "reflection" in case.doc], ids=str)
+REFUSED = [case for case in CORPUS if case.kind == "refuse" and "reflection" in case.doc]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=str)
 def test_the_text_names_what_the_corpus_blames(case):
     """What the case blames is what the text names; the one that lacks an entry point is told by look-up."""
     error = case.expect_error

@@ -238,11 +238,12 @@ class Access:
 
     def _derive(self, function: int, at: int, operands: Sequence[int]) -> None:
         """The result leads wherever an operand does; without a pointer in it this is an ordinary value."""
+        nodes = [self._node(function, id) for id in operands]  # a variable is used even if it leads nowhere
         if self._words[at + 1] not in self._tracked:
             return
         result = self._words[at + 2]
-        for id in operands:
-            self._edge(result, self._node(function, id))
+        for node in nodes:
+            self._edge(result, node)
         if len(operands) == 1:
             self._take_root(function, result, operands[0])
 

@@ -78,8 +78,16 @@ def _own(op: int, result: Type, operands: list[Type], types: dict[int, Type]) ->
     return _linear(op, result, a, b, types)
 
 
+_KINDS = {int(Op.TYPE_VECTOR): "v", int(Op.TYPE_MATRIX): "m"}
+# Result and operands of each: scalar, vector or matrix (the transpose has one operand, given twice).
+_PRODUCTS = {84: "mmm", 142: "vvs", 143: "mms", 144: "vvm", 145: "vmv", 146: "mmm", 147: "mvv", _DOT: "svv"}
+
+
 def _linear(op: int, result: Type, a: Type, b: Type, types: dict[int, Type]) -> bool:
     """Products of vectors and matrices, and the transpose."""
+    kinds = "".join(_KINDS.get(part.op, "s") for part in (result, a, b))
+    if kinds != _PRODUCTS[op]:
+        return False
     shape = _shape(a, types), _shape(b, types)
     wanted: tuple[int, int] | None = None
     (a_columns, a_rows), (b_columns, b_rows) = shape

@@ -25,6 +25,7 @@ MAX_BYTES = 8 << 20
 MAX_BOUND = 0x3FFFFF
 """Largest id bound, the universal limit of the SPIR-V specification."""
 NEWEST = (1, 6)
+_LINKAGE = 5  # Capability
 
 Handler = Callable[[Reader, int, int, int], None]
 HANDLERS: dict[int, Handler] = {**preamble.HANDLERS, **declarations.HANDLERS, **bodies.HANDLERS}
@@ -166,8 +167,9 @@ def _finish(r: Reader) -> None:
     if r.function is not r.nowhere:
         raise module.fault(r.function.at, "the function has no OpFunctionEnd; the module is cut off")
     if not r.has_memory_model:
-        raise InvalidError("SPIR-V: no OpMemoryModel; the module ends before it" if len(r.words) < 8 else
-                           "SPIR-V: no OpMemoryModel")  # fmt: skip
+        raise InvalidError("SPIR-V: no OpMemoryModel; every module has one, after its capabilities")
+    if not module.entry_points and _LINKAGE not in r.declared:
+        raise InvalidError("SPIR-V: no OpEntryPoint; only a module that is still to be linked has none")
     for id, place in r.forward_types.items():
         if id not in module.types:
             raise module.fault(place, f"type {id} is never defined")
