@@ -21,7 +21,8 @@ from vkqueue.client.core import Core
 from vkqueue.client.info import Device, Hello, Limits
 from vkqueue.client.launch import LaunchPlan
 from vkqueue.client.module import BaseKernel, BaseModule, Saved, Source, module_params, read_module, source_params
-from vkqueue.errors import VkqueueError
+from vkqueue.client.spawn import START_S, ensure_running
+from vkqueue.errors import ConnectionLostError, ShuttingDownError, VkqueueError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -290,12 +291,18 @@ class Connecting:
     """What `connect` returns: `async with` it, or `await` it for a client that you close."""
 
     def __init__(
-        self, path: str | os.PathLike[str] | None, device: int | None, timeout: float | None, client_name: str | None
+        self,
+        path: str | os.PathLike[str] | None,
+        device: int | None,
+        timeout: float | None,
+        client_name: str | None,
+        spawn: bool,
     ) -> None:
         self._paths = address.candidates(path)
         self._device = device
-        self._timeout = _CONNECT_TIMEOUT if timeout is None else timeout
+        self._timeout = timeout if timeout is not None else START_S if spawn else _CONNECT_TIMEOUT
         self._name = client_name or address.process_name()
+        self._spawn = spawn
         self._client: AsyncClient | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncClient]:
@@ -310,8 +317,18 @@ class Connecting:
             self._client.close()
 
     async def _connect(self) -> AsyncClient:
+        try:
+            return await self._greeted(self._paths)
+        except (ConnectionLostError, ShuttingDownError):
+            if not self._spawn:
+                raise
+        # Cancelled, it is left to itself: it ends by its time-out, and what it starts is of use to the next one.
+        started = await anyio.to_thread.run_sync(ensure_running, self._paths[0], self._timeout, abandon_on_cancel=True)
+        return await self._greeted([started])
+
+    async def _greeted(self, paths: list[str]) -> AsyncClient:
         with anyio.fail_after(self._timeout):
-            client = AsyncClient(await self._open())
+            client = AsyncClient(await self._open(paths))
             try:
                 await client._start(client.core.greet, self._device, self._name)
             except BaseException:
@@ -319,9 +336,9 @@ class Connecting:
                 raise
         return client
 
-    async def _open(self) -> socket.socket:
+    async def _open(self, paths: list[str]) -> socket.socket:
         tried: list[tuple[str, str]] = []
-        for path in self._paths:
+        for path in paths:
             reason = address.distrusted(path)
             if reason is None:
                 sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -345,6 +362,7 @@ def connect(
     device: int | None = None,
     timeout: float | None = None,
     client_name: str | None = None,
+    spawn: bool = False,
 ) -> Connecting:
     """Connect to the daemon: `async with connect() as gpu`, or `gpu = await connect()`.
 
@@ -354,10 +372,11 @@ def connect(
         timeout: seconds that connecting may take (30 if None). For anything else use `anyio.fail_after` or
             `asyncio.timeout`: work that is cancelled is taken back.
         client_name: who connects, for logs and statistics; else the process's name.
+        spawn: start a daemon of the user's own if none answers; see `vkqueue.connect`.
 
     Raises (when awaited or entered):
         ConnectionLostError: no daemon answers.
         UnsupportedError: it speaks another protocol.
         TimeoutError
     """
-    return Connecting(path, device, timeout, client_name)
+    return Connecting(path, device, timeout, client_name, spawn)

@@ -20,7 +20,8 @@ from vkqueue.client.info import Device, Hello, Limits
 from vkqueue.client.launch import LaunchPlan
 from vkqueue.client.link import Link
 from vkqueue.client.module import BaseKernel, BaseModule, Saved, Source, module_params, read_module, source_params
-from vkqueue.errors import VkqueueError
+from vkqueue.client.spawn import START_S, ensure_running
+from vkqueue.errors import ConnectionLostError, ShuttingDownError, VkqueueError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -342,6 +343,7 @@ def connect(
     device: int | None = None,
     timeout: float | None = None,
     client_name: str | None = None,
+    spawn: bool = False,
 ) -> Client:
     """Connect to the daemon.
 
@@ -351,16 +353,29 @@ def connect(
         timeout: seconds that any blocking call may take, connecting included; None: as long as it takes (30 s to
             connect). What does not end in time raises TimeoutError and is cancelled.
         client_name: who connects, for logs and statistics; else the process's name.
+        spawn: start a daemon of the user's own if none answers (one, however many ask at once). It leaves by itself
+            a minute after its last client; its log is beside its socket, or in $XDG_STATE_HOME/vkqueue.
 
     Raises:
         ConnectionLostError: no daemon answers.
         UnsupportedError: it speaks another protocol.
         TimeoutError
     """
-    limit = _CONNECT_TIMEOUT if timeout is None else timeout
-    client = Client(_open(address.candidates(path), limit), timeout)
+    paths = address.candidates(path)
+    limit = timeout if timeout is not None else START_S if spawn else _CONNECT_TIMEOUT
+    name = client_name or address.process_name()
     try:
-        client._start(client.core.greet, device, client_name or address.process_name()).result(limit)
+        return _greeted(Client(_open(paths, limit), timeout), device, name, limit)
+    except (ConnectionLostError, ShuttingDownError):
+        if not spawn:
+            raise
+    started = ensure_running(paths[0], limit)
+    return _greeted(Client(_open([started], limit), timeout), device, name, limit)
+
+
+def _greeted(client: Client, device: int | None, name: str, limit: float) -> Client:
+    try:
+        client._start(client.core.greet, device, name).result(limit)
     except BaseException:
         client.close()
         raise
