@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vkqueue.daemon.modules import DeviceKernel
     from vkqueue.daemon.service import Service
 
-# Arbitrary: past it a connection's cached argument lists are dropped, so that a client of ever new ranges stays bounded.
+# Arbitrary: past it a connection's cached argument lists go, so that a client of ever new ranges stays bounded.
 _MAX_LAUNCHES = 16_384
 
 
@@ -83,9 +83,10 @@ class Dispatcher:
         """
         get = params.get
         module, name, args, scalars, grid = get("module"), get("kernel"), get("args"), get("scalars"), get("grid")
-        known = 1 + (name is not None) + (args is not None) + (scalars is not None) + (grid is not None)
+        launch = get("launch")
+        known = 2 + (name is not None) + (args is not None) + (scalars is not None)
         try:
-            if known != len(params) or type(module) is not int:
+            if known != len(params) or (grid is None) == (launch is None) or type(module) is not int:
                 raise KeyError
             token, kernel, device = session.kernels[module, name].tokens[tuple(args)]  # type: ignore[arg-type]
             for handle in args:  # type: ignore[union-attr]
@@ -97,7 +98,8 @@ class Dispatcher:
         if session.open_jobs >= self._max_jobs or self._service.full:
             raise self.overloaded()
         plan = kernel.plan
-        constants, groups = plan.scalars.pack(scalars), plan.grid(grid)
+        constants = plan.scalars.pack(scalars)
+        groups = plan.grid(grid) if launch is None else plan.launch(launch)
         row = (session.id, msgid, DISPATCH, token, kernel.pipeline, constants, groups, None, now, None)
         if type(params) is Launch:
             params.memo = (session.epoch, device, kernel, token, constants, groups)
@@ -121,14 +123,13 @@ class Dispatcher:
         kernel = cached.kernel
         if session.open_jobs >= self._max_jobs or self._service.full:
             raise self.overloaded()
-        token, payload, payload_bytes = self._token(session, cached, p["args"])
-        options = _options(session, p, now)
         plan = kernel.plan
-        if "launch" in p:
-            raise InvalidError("launch: this kernel has no launch tags (it is no TVM kernel); give grid")
-        if "grid" not in p:
-            raise InvalidError("grid: missing; give one to three integers, the work groups along each axis")
-        constants, grid = plan.scalars.pack(p.get("scalars")), plan.grid(p["grid"])
+        grid = plan.launch(p["launch"]) if "launch" in p else plan.grid(p["grid"])
+        constants = plan.scalars.pack(p.get("scalars"))
+        token, payload, payload_bytes = self._token(session, cached, p["args"], constants)
+        options = _options(session, p, now)
+        if plan.uniform is not None:
+            constants = b""  # they are in the payload
         row = (session.id, msgid, DISPATCH, token, kernel.pipeline, constants, grid, payload, now, options)
         kernel.last_used = now
         outstanding = self._outstanding(session, device, msgid, options) if options is not None else ()
@@ -265,13 +266,17 @@ class Dispatcher:
         if keys:
             victim.kernel.users -= 1
 
-    def _token(self, session: Session, cached: SessionKernel, args: Any) -> tuple[Token, Any, int]:
-        """The token of these arguments, from the cache where they are plain buffers and ranges."""
-        key = tuple(tuple(a) if type(a) is list else a for a in args) if _plain(args) else None
+    def _token(self, session: Session, cached: SessionKernel, args: Any, constants: bytes) -> tuple[Token, Any, int]:
+        """The token of these arguments, from the cache where they are plain buffers and ranges, and the payload."""
+        plan = cached.kernel.plan
+        key = None
+        if plan.uniform is None and _plain(args):
+            key = tuple(tuple(a) if type(a) is list else a for a in args)
         if key is not None and key in cached.tokens:
             return cached.tokens[key][0], None, 0
-        plan = cached.kernel.plan
         bound = plan.bind(args, session.buffer)
+        if plan.uniform is not None:
+            plan.provide(bound, constants)
         payload = tuple(bound.payload) or None
         outputs = sum(kind in ("out", "inout") for kind, _ in bound.payload)
         check_reply(bound.outputs_bytes, outputs, self._max_message)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from vkqueue.errors import InvalidError, TooLargeError, brief
+from vkqueue.kernels.launch import LaunchTags
 from vkqueue.kernels.scalars import ScalarPacker
 from vkqueue.model import STORAGE, UNIFORM, Layout, Range
 
@@ -96,6 +97,10 @@ class Plan:
         limits: the device's, by Vulkan's names.
         layouts: where the descriptor layout is interned.
 
+    Attributes:
+        uniform: the binding, behind all others, where the scalars of a launch go as a uniform buffer; None where they
+            are push constants.
+
     Raises:
         InvalidError: the module's block layout cannot be packed (overlapping members).
     """
@@ -111,11 +116,25 @@ class Plan:
         sets: dict[int, list[tuple[int, str, int]]] = {}
         for b in self.bindings:
             sets.setdefault(b.where[0], []).append((b.where[1], b.kind, b.count))
+        self.uniform: int | None = kernel["tvm"]["uniform"] if "tvm" in kernel else None
+        if self.uniform is not None:
+            sets.setdefault(0, []).append((self.uniform, UNIFORM, 1))
         shape = tuple((number, tuple(sorted(sets[number]))) for number in sorted(sets))
-        self.layout = layouts.get(shape, padded)
+        self.layout = layouts.get(shape, padded if self.uniform is None else 0)
+        self._tags = LaunchTags(kernel["launch_param_tags"]) if "launch_param_tags" in kernel else None
 
-    def grid(self, grid: object) -> tuple[int, int, int]:
-        """(x, y, z) of a launch in work groups.
+    def launch(self, launch: object) -> tuple[int, int, int]:
+        """(x, y, z) of a launch of a TVM kernel, from the values of its launch tags.
+
+        Raises:
+            InvalidError: as `grid`; the kernel has no such tags; a value is missing, surplus or wrong.
+        """
+        if self._tags is None:
+            raise InvalidError("launch: this kernel has no launch tags (it is no TVM kernel); give grid")
+        return self.grid(self._tags.grid(launch, self.local_size), "launch: blockIdx")
+
+    def grid(self, grid: object, what: str = "grid") -> tuple[int, int, int]:
+        """(x, y, z) of a launch in work groups. `what` is what messages call it.
 
         Raises:
             InvalidError: not one to three integers, negative, or over `maxComputeWorkGroupCount`.
@@ -125,13 +144,13 @@ class Plan:
             if type(x) is int and 0 <= x <= self.max_groups[0]:
                 return x, 1, 1
         if type(grid) is not list or not 1 <= len(grid) <= 3:
-            raise InvalidError(f"grid: expected a list of one to three integers (work groups), got {brief(grid)}")
+            raise InvalidError(f"{what}: expected a list of one to three integers (work groups), got {brief(grid)}")
         for axis, (value, limit) in enumerate(zip(grid, self.max_groups, strict=False)):
             if type(value) is not int or value < 0:
-                raise InvalidError(f"grid[{axis}]: expected an integer from 0 to {limit}, got {brief(value)}")
+                raise InvalidError(f"{what}[{axis}]: expected an integer from 0 to {limit}, got {brief(value)}")
             if value > limit:
                 raise InvalidError(
-                    f"grid[{axis}]: {value} work groups are over the device's maxComputeWorkGroupCount[{axis}] of "
+                    f"{what}[{axis}]: {value} work groups are over the device's maxComputeWorkGroupCount[{axis}] of "
                     f"{limit}; use a larger work group or several dispatches",
                     {"value": value, "limit": limit},
                 )
@@ -172,6 +191,12 @@ class Plan:
             for element in elements:
                 _bind_one(binding, element, bound, find)
         return bound
+
+    def provide(self, bound: Bound, scalars: bytes) -> None:
+        """Add the uniform buffer that holds a launch's scalars (where `uniform` is not None)."""
+        bound.entries.append((0, len(bound.payload), len(scalars)))
+        bound.payload.append(("uniform", scalars))
+        bound.payload_bytes += len(scalars)
 
 
 def _bind_one(binding: Binding, entry: Any, bound: Bound, find: Callable[[Any, str], BoundBuffer]) -> None:
