@@ -364,7 +364,7 @@ class FakeDaemon:
 
     def _move(self, session: Session, events: int) -> None:
         try:
-            if events & selectors.EVENT_READ and not self._paused:
+            if events & selectors.EVENT_READ:
                 count = session.sock.recv_into(session.conn.get_buffer())
                 if count == 0:
                     self._close(session)
@@ -394,7 +394,9 @@ class FakeDaemon:
         if session.conn.closing and not session.out:
             self._close(session)
             return
-        events = (selectors.EVENT_WRITE if session.out else 0) | (0 if self._paused else selectors.EVENT_READ)
+        # As the real one: whose answers are not read is not read from.
+        reading = not self._paused and not session.out
+        events = (selectors.EVENT_WRITE if session.out else 0) | (selectors.EVENT_READ if reading else 0)
         key = self._selector.get_map().get(session.sock.fileno())
         if key is None and events:
             self._selector.register(session.sock, events, session)

@@ -96,9 +96,8 @@ class Core:
             return
         calls = self.calls
         for msgid, error, result in self.session.buffer_updated(count):
-            target = calls.pop(msgid, None)
-            if target is not None:
-                target.answered(error, result)
+            calls[msgid].answered(error, result)
+            del calls[msgid]  # not before: an interrupt in between would leave a call that nobody ends
         if self._held:
             self._send_held()
         if self.session.fault is not None:
@@ -110,15 +109,16 @@ class Core:
             return
         self.lost = ConnectionLostError(reason)
         self.lost.__cause__ = cause
-        targets = [*self.calls.values(), *(held.target for held in self._held)]
+        calls = self._under_way()
         self.calls.clear()
         self._held.clear()
         self.sent = self.started
-        for target in targets:
-            target.answered(self._lost_error(), None)
+        for call in calls:
+            if not call.finished:
+                call.answered(self.lost_error(), None)
 
-    def _lost_error(self) -> ConnectionLostError:
-        """An error of its own for each who gets it: a shared one would collect their tracebacks."""
+    def lost_error(self) -> ConnectionLostError:
+        """Why the connection is over. One for each who gets it: a shared error would collect their tracebacks."""
         assert self.lost is not None
         error = ConnectionLostError(self.lost.message)
         error.__cause__ = self.lost.__cause__
@@ -162,14 +162,10 @@ class Core:
         """
         if call.finished or self.lost is not None:
             return None
-        held, self._held = self._held, deque()
-        dropped: list[Target] = []
-        for request in held:
-            if owner(request.target) is call:
-                dropped.append(request.target)
-                self.sent += 1
-            else:
-                self._held.append(request)
+        dropped = [held.target for held in self._held if owner(held.target) is call]
+        if dropped:
+            self._held = deque(held for held in self._held if owner(held.target) is not call)
+            self.sent += len(dropped)
         asked: Call[bool] | None = None
         for msgid in self._msgids(call):
             asked = self.control("cancel", {"msgid": msgid}, lambda result: bool(result["cancelled"]))
@@ -180,8 +176,11 @@ class Core:
     def outstanding(self) -> list[Call[Any]]:
         """The calls under way, oldest first; buffers that wait to be freed go out."""
         self._begin()
-        found = [owner(target) for target in (*self.calls.values(), *(held.target for held in self._held))]
-        return list(dict.fromkeys(found))
+        return self._under_way()
+
+    def _under_way(self) -> list[Call[Any]]:
+        targets = (*self.calls.values(), *(held.target for held in self._held))
+        return list(dict.fromkeys(map(owner, targets)))
 
     def check(self) -> None:
         """Raise what went wrong since the last time that nobody may have been told of.
@@ -196,7 +195,7 @@ class Core:
 
     def _check(self) -> None:
         if self.lost is not None:
-            raise self._lost_error()
+            raise self.lost_error()
 
     def _begin(self) -> None:
         """Before each start: check the connection, and free what was collected since the last one."""
@@ -219,7 +218,8 @@ class Core:
         held = self._held
         while held and len(self.calls) < self._max_calls:
             self.sent += 1
-            self._send(*held.popleft())
+            self._send(*held[0])
+            held.popleft()  # not before, as in buffer_updated
 
     def _send(
         self, method: str, params: dict[str, Any] | bytes, target: Target, after: tuple[Call[Any], ...]

@@ -10,19 +10,17 @@ from __future__ import annotations
 import math
 import operator
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from vkqueue.client.arguments import Bound, HostEntry, Rules, bind, plain
 from vkqueue.client.array import BaseDeviceArray, Handle
+from vkqueue.client.call import Call
 from vkqueue.client.scalars import ScalarPacker
 from vkqueue.client.signature import OPTIONS, Signature, suggestion
 from vkqueue.errors import InvalidError, UnsupportedError, brief
 from vkqueue.wire.codec import pack
-
-if TYPE_CHECKING:
-    from vkqueue.client.call import Call
 
 # Arbitrary: a program that makes new arrays for each call fills the table with entries that never hit again.
 _MAX_CACHED = 256
@@ -90,7 +88,6 @@ class LaunchPlan:
         module: its handle.
         rules: what arguments must agree with.
         max_bytes: how many bytes of arguments, or of results, one message may carry.
-        only: whether the module has no other kernel.
     """
 
     def __init__(self, signature: Signature, module: Handle, rules: Rules, max_bytes: int) -> None:
@@ -145,6 +142,9 @@ class LaunchPlan:
         bound = bind(signature.bindings, values, self._rules, inplace=bool(options.get("inplace")))
         params: dict[str, Any] = {"module": self.module.id, "kernel": signature.name, "args": bound.args}
         launch = Launch(params, bound, timing=bool(options.get("timing")))
+        constants = options.get("specialization")
+        if constants is not None and not isinstance(constants, Mapping):
+            raise InvalidError(f"specialization: expected a dict of name or id to value, got {brief(constants)}")
         given = options.get("scalars")
         if given is not None and scalars:
             raise InvalidError(f"give scalars by keyword ({', '.join(scalars)}) or as scalars=…, not both")
@@ -285,20 +285,15 @@ def extents(value: object, what: str, most: int = 3) -> list[int]:
 
 
 def _set_options(launch: Launch, options: Mapping[str, Any]) -> None:
-    from vkqueue.client.call import Call  # at run time only here: call imports nothing of a launch, but types do
-
     params = launch.params
     after = options.get("after")
     if after is not None:
-        calls = (after,) if isinstance(after, Call) else tuple(after)
+        calls = (after,) if isinstance(after, Call) or not isinstance(after, Iterable) else tuple(after)
         if any(not isinstance(call, Call) for call in calls):
             raise InvalidError(f"after: expected futures of this connection, got {brief(after)}")
         launch.after = calls
     if options.get("specialization"):
-        given = options["specialization"]
-        if not isinstance(given, Mapping):
-            raise InvalidError(f"specialization: expected a dict of name or id to value, got {brief(given)}")
-        params["specialization"] = {str(key): plain(value) for key, value in given.items()}
+        params["specialization"] = {str(key): plain(value) for key, value in options["specialization"].items()}
     if options.get("deadline") is not None:
         params["deadline_ms"] = _milliseconds(options["deadline"])
     if launch.timing:

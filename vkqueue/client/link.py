@@ -145,13 +145,7 @@ class Link:
                         self._mend()
                     if done():
                         return True
-                    # A driver of my own number is what an interrupt left of an earlier wait.
-                    if self._driver is None or self._driver == me:
-                        self._driver = me
-                        self._watch()
-                    elif waiter is None or waiter not in self._waiters:
-                        waiter = _Waiter(done)
-                        self._waiters.append(waiter)
+                    waiter = self._take_part(done, me, waiter)
                 if late:
                     return False
                 left = None if deadline is None else max(deadline - monotonic(), 0)
@@ -165,8 +159,18 @@ class Link:
                 with self._lock:
                     self._leave(me, waiter)
 
-    def _watch(self) -> None:
-        self._poller.modify(self._sock, select.POLLIN | select.POLLOUT if self._out else select.POLLIN)
+    def _take_part(self, done: Callable[[], bool], me: int, waiter: _Waiter | None) -> _Waiter | None:
+        """Become the driver if there is none, else one of the waiters."""
+        if self.core.lost is not None:
+            raise self.core.lost_error()
+        # A driver of my own number is what an interrupt left of an earlier wait.
+        if self._driver is None or self._driver == me:
+            self._driver = me
+            self._poller.modify(self._sock, select.POLLIN | select.POLLOUT if self._out else select.POLLIN)
+        elif waiter is None or waiter not in self._waiters:
+            waiter = _Waiter(done)
+            self._waiters.append(waiter)
+        return waiter
 
     def _drive(self, timeout: float | None) -> None:
         """As driver: wait for the socket, then move what can be moved."""
@@ -178,11 +182,12 @@ class Link:
                 self._mend()
             if len(ready) > 1 or ready[0][0] == self._wake:
                 self._drain_wake()
-            self._torn = True
-            self._pull()
             if self.core.lost is None:
-                self._push()
-            self._torn = False
+                self._torn = True
+                self._pull()
+                if self.core.lost is None:
+                    self._push()
+                self._torn = False
             self._wake_done()
 
     def _leave(self, me: int, waiter: _Waiter | None) -> None:
