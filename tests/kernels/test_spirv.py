@@ -126,6 +126,56 @@ def test_bodies(body, words):
         parse(module(body))
 
 
+CHOICE = """OpSelectionMerge %join None
+OpBranchConditional %true %then %else
+%then = OpLabel
+%made = OpIAdd %uint %1u %1u
+OpBranch %join
+%else = OpLabel
+{other}
+OpBranch %join
+%join = OpLabel
+{after}
+OpReturn"""
+
+
+@pytest.mark.parametrize(
+    ("other", "after", "fine"),
+    [
+        ("%x = OpIAdd %uint %made %1u", "OpNop", False),
+        ("OpNop", "%x = OpIAdd %uint %made %1u", False),
+        ("OpNop", "%x = OpPhi %uint %made %then %1u %else", True),
+        ("OpNop", "%x = OpPhi %uint %1u %then %made %else", False),
+        ("OpNop", "%x = OpPhi %uint %made %then %made %else", False),
+        ("OpNop", "OpReturn\n%dead = OpLabel\n%x = OpIAdd %uint %made %1u", True),  # never reached
+    ],
+)
+def test_a_value_is_made_on_every_way_to_its_use(other, after, fine):
+    spirv = module(CHOICE.format(other=other, after=after))
+    if fine:
+        parse(spirv)
+    else:
+        with pytest.raises(InvalidError, match="not every way to its use"):
+            parse(spirv)
+
+
+def test_a_value_of_a_loop_is_there_after_it():
+    body = """OpBranch %head
+%head = OpLabel
+%i = OpPhi %uint %1u %start %next %more
+OpLoopMerge %done %more None
+OpBranchConditional %true %more %done
+%more = OpLabel
+%next = OpIAdd %uint %i %1u
+OpBranch %head
+%done = OpLabel
+%x = OpIAdd %uint %i {0}
+OpReturn"""
+    parse(module(body.format("%1u")))
+    with pytest.raises(InvalidError, match="not every way"):
+        parse(module(body.format("%next")))
+
+
 @pytest.mark.parametrize(
     ("extra", "words"),
     [

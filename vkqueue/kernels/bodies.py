@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vkqueue.kernels.flow import Dominators
 from vkqueue.kernels.grammar import ENUMS
 from vkqueue.kernels.module import Function, Op, Storage, Type
 from vkqueue.kernels.operators import OPERATORS, check_operator
@@ -78,8 +79,7 @@ def _branch(r: Reader, at: int, n: int, op: int) -> None:
 
 
 def _check_scalar(r: Reader, at: int, id: int, op: int) -> None:
-    if id not in r.module.type_of:
-        raise r.module.fault(at, r.no_value(id))
+    r.use(at, id)
     if _type_of(r, id).op != op:
         raise r.module.fault(at, f"id {id} has the wrong type to decide by")
 
@@ -125,7 +125,10 @@ def _function_end(r: Reader, at: int, n: int, op: int) -> None:
             raise module.fault(place, f"id {target} is not a block of this function")
     for place, label in r.phis:
         _check_phi(r, place, sources.get(label, set()))
+    if r.crossings:
+        _check_order(r)
     r.function = r.nowhere
+    r.homes, r.crossings = {}, {}
 
 
 def _check_phi(r: Reader, at: int, sources: set[int]) -> None:
@@ -137,8 +140,21 @@ def _check_phi(r: Reader, at: int, sources: set[int]) -> None:
         if not _same(r, module.type_of[id], words[at + 1]):
             raise module.fault(at, f"id {id} is not of the phi's type")
     parents = words[at + 4 : end : 2]
+    for id, parent in zip(words[at + 3 : end : 2], parents, strict=True):
+        if r.homes.get(id, parent) != parent:
+            r.crossings.setdefault((r.homes[id], parent), (id, at))
     if len(parents) != len(sources) or set(parents) != sources:
         raise module.fault(at, "its parents are not the blocks that branch to its block")
+
+
+def _check_order(r: Reader) -> None:
+    """A value that is used in another block is made on every way that leads there."""
+    found = Dominators(r.entry_label, [(source, target) for source, target, _ in r.edges])
+    if not found.complete:
+        raise r.module.fault(r.function.at, "the function's control flow is too irregular")
+    for (home, user), (id, at) in r.crossings.items():
+        if found.reaches(user) and not found.dominates(home, user):
+            raise r.module.fault(at, f"id {id} is made in block {home}, which not every way to its use leads through")
 
 
 # Calls
@@ -146,8 +162,7 @@ def _check_phi(r: Reader, at: int, sources: set[int]) -> None:
 
 def _call(r: Reader, at: int, n: int, op: int) -> None:
     for id in r.words[at + 4 : at + n]:
-        if id not in r.module.type_of:
-            raise r.module.fault(at, r.no_value(id))
+        r.use(at, id)
     r.called.setdefault(r.words[at + 3], at)
     r.call_sites.append(at)
     r.function.calls[r.words[at + 3]] = r.function.calls.get(r.words[at + 3], 0) + 1

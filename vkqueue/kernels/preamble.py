@@ -125,8 +125,7 @@ def _ext_inst(r: Reader, at: int, n: int, op: int) -> None:
     if not r.in_block:
         raise r.module.fault(at, "outside a block of a function")
     for id in r.words[at + 5 : at + n]:
-        if id not in r.module.type_of:
-            raise r.module.fault(at, r.no_value(id))
+        r.use(at, id)
     if name == "GLSL.std.450":
         types, type_of, number = r.module.types, r.module.type_of, r.words[at + 4]
         operands = [types[type_of[id]] for id in r.words[at + 5 : at + n]]

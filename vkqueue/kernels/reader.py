@@ -89,6 +89,10 @@ class Reader:
         self.targets: list[tuple[int, int]] = []
         self.phis: list[tuple[int, int]] = []
         self.parameters_left: list[int] = []
+        self.homes: dict[int, int] = {}
+        """Block in which each value of the function is made."""
+        self.crossings: dict[tuple[int, int], tuple[int, int]] = {}
+        """(block where a value is made, another where it is used) -> (the value, place of the use)."""
         self._number_words: dict[int, int] = {}
         self.walk = Walk(module.words, module.data, self._number_words)
 
@@ -99,6 +103,18 @@ class Reader:
     def switch_words(self, at: int) -> int:
         """Words of each literal of the OpSwitch at a place."""
         return self._number_words.get(self.module.type_of.get(self.words[at + 1], 0), 1)
+
+    def use(self, at: int, id: int) -> None:
+        """Check that an operand is a value, and note in which block it is used.
+
+        Raises:
+            InvalidError: not a value that is defined before.
+        """
+        if id not in self.module.type_of:
+            raise self.module.fault(at, self.no_value(id))
+        home = self.homes.get(id, self.label)
+        if home != self.label:
+            self.crossings.setdefault((home, self.label), (id, at))
 
     def no_value(self, id: int) -> str:
         """Why an id cannot be an operand."""

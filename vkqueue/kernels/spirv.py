@@ -122,9 +122,12 @@ def _instructions(r: Reader) -> None:  # noqa: C901  (the loop over every instru
             if rest == "i":
                 used += words[at + low : at + n]
         if op in strict:
+            homes, label = r.homes, r.label
             for id in used:
                 if id not in type_of:
                     raise fault(at, r.no_value(id))
+                if homes and homes.get(id, label) != label:
+                    r.crossings.setdefault((homes[id], label), (id, at))
         elif op in loose:
             for id in used:
                 if not 0 < id < bound:
@@ -157,6 +160,8 @@ def _instructions(r: Reader) -> None:  # noqa: C901  (the loop over every instru
             places[id] = at
             if typed and op != 54:
                 type_of[id] = words[at + 1]
+                if r.in_block:
+                    r.homes[id] = r.label
         elif handler is not None:
             handler(r, at, n, op)
         at += n
