@@ -390,12 +390,9 @@ _HANDLERS: dict[int, Callable[[Access, int, int], None]] = {
 
 def narrowed(module: Module, variable: int, block: int, marks: int) -> int:
     """Marks less what decorations rule out, on the variable or on every member of its block."""
+    count = len(module.types[block].members)
     for which, mark in ((Decoration.NON_WRITABLE, WRITE), (Decoration.NON_READABLE, READ)):
-        if module.decoration(variable, which) is not None or _on_all_members(module, block, which):
+        everywhere = all(module.member_decoration(block, index, which) is not None for index in range(count))
+        if module.decoration(variable, which) is not None or (count and everywhere):
             marks &= ~mark
     return marks
-
-
-def _on_all_members(module: Module, block: int, which: int) -> bool:
-    count = len(module.types[block].members)
-    return count > 0 and all(module.member_decoration(block, index, which) is not None for index in range(count))

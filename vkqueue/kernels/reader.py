@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vkqueue.kernels.grammar import SHAPES, Operand, Walk
-from vkqueue.kernels.module import Function, Module, Op
+from vkqueue.kernels.module import Function, Module, Op, Type
 
 # Sections of a module in the order the specification prescribes; an instruction's rank is its section.
 CAPABILITIES, EXTENSIONS, IMPORTS, MODEL, ENTRIES, MODES, DEBUG, ANNOTATIONS, GLOBALS, FUNCTIONS = range(10)
@@ -103,6 +103,14 @@ class Reader:
     def switch_words(self, at: int) -> int:
         """Words of each literal of the OpSwitch at a place."""
         return self._number_words.get(self.module.type_of.get(self.words[at + 1], 0), 1)
+
+    def type_of(self, id: int) -> Type:
+        """The type of a value."""
+        return self.module.types[self.module.type_of[id]]
+
+    def same_type(self, a: int, b: int) -> bool:
+        """Whether two types have one structure."""
+        return a == b or self.module.types[a].same == self.module.types[b].same
 
     def use(self, at: int, id: int) -> None:
         """Check that an operand is a value, and note in which block it is used.

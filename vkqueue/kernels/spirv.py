@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 
 from vkqueue.errors import InvalidError, UnsupportedError
-from vkqueue.kernels import bodies, declarations, preamble
+from vkqueue.kernels import bodies, declarations, operations, preamble
 from vkqueue.kernels.grammar import SHAPES, OperandFault, enumerant
 from vkqueue.kernels.module import KERNEL, Module, Op
 from vkqueue.kernels.reader import BODY, MODULE, Reader
@@ -28,7 +28,7 @@ NEWEST = (1, 6)
 _LINKAGE = 5  # Capability
 
 Handler = Callable[[Reader, int, int, int], None]
-HANDLERS: dict[int, Handler] = {**preamble.HANDLERS, **declarations.HANDLERS, **bodies.HANDLERS}
+HANDLERS: dict[int, Handler] = {**preamble.HANDLERS, **declarations.HANDLERS, **bodies.HANDLERS, **operations.HANDLERS}
 
 # Ids that may be used before they are defined, or that are no values; the handlers check them.
 _LOOSE = frozenset(
