@@ -191,7 +191,9 @@ class Device:
         assert self._thread is not None
         label = f"{kernel.entry} {kernel.code.digest[:12]}"
         self._thread.compile(
-            PipelineSpec(kernel.pipeline, kernel.plan.layout, kernel.code.spirv, kernel.entry, kernel.spec, label)
+            PipelineSpec(
+                kernel.pipeline, kernel.plan.layout, kernel.code.shader(kernel.entry), kernel.entry, kernel.spec, label
+            )
         )
 
     def _built(self, event: PipelineBuilt) -> None:

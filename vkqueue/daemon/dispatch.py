@@ -214,7 +214,7 @@ class Dispatcher:
         if cached is not None and (cached.kernel.ready or cached.kernel.error is None):
             return cached
         assert module.code is not None
-        wanted = (module.code.digest, spec)
+        wanted = (module.code.digest, name, spec)
         if (error := session.analysis_errors.pop(wanted, None)) is not None:
             raise error
         found: list[Any] = []
@@ -228,7 +228,7 @@ class Dispatcher:
                 session.analysis_errors[wanted] = result
             self._service.unblock(session)
 
-        self._service.modules.variant(module.code, spec, values, done)
+        self._service.modules.variant(module.code, name, spec, values, done)
         waiting = False
         if not found:
             raise Deferred

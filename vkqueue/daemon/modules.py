@@ -2,6 +2,9 @@
 
     bytes → Code (analysis of the helper process) → variant (with specialization values) → DeviceKernel (plan, pipeline)
 
+A SPIR-V module is one shader with all its kernels; in one of TVM's forms each kernel has a shader of its own, a range
+of the module's bytes.
+
 Analysis, variants and pipelines are each made once however many clients ask at once; all callbacks run on the loop.
 """
 
@@ -16,6 +19,8 @@ from typing import Any, Protocol
 from vkqueue.errors import InvalidError, VkqueueError, brief
 from vkqueue.kernels.plan import Plan
 from vkqueue.kernels.scalars import pack_value, value_error
+from vkqueue.kernels.tvm_format import TvmModule
+from vkqueue.kernels.tvm_save import from_spirv, unpacked
 
 Done = Callable[[Any], None]
 SpecKey = tuple[tuple[int, bytes], ...]
@@ -33,16 +38,41 @@ class Helper(Protocol):
 
 
 class Code:
-    """A module's bytes and what its analysis says."""
+    """A module's bytes and what its analysis says.
 
-    __slots__ = ("analysis", "digest", "spirv", "users", "variants")
+    Attributes:
+        form: the parameter of `module.load` that it came in ("spirv", "tvm", "tvm_file", "tvm_library").
+        meta: the metadata of a `tvm_file`.
+    """
 
-    def __init__(self, digest: str, spirv: bytes, analysis: dict[str, Any]) -> None:
+    __slots__ = ("analysis", "data", "digest", "form", "meta", "users", "variants")
+
+    def __init__(self, digest: str, form: str, data: bytes, meta: str | None, analysis: dict[str, Any]) -> None:
         self.digest = digest
-        self.spirv = spirv
+        self.form = form
+        self.data = data
+        self.meta = meta
         self.analysis = analysis
         self.users = 0
-        self.variants: dict[SpecKey, dict[str, Any] | VkqueueError] = {}
+        self.variants: dict[Any, dict[str, Any] | VkqueueError] = {}
+
+    def shader(self, kernel: str) -> bytes:
+        """The SPIR-V that holds a kernel."""
+        if self.form == "spirv":
+            return self.data
+        start, size = self.analysis["kernels"][kernel]["tvm"]["shader"]
+        return self.data[start : start + size]
+
+    def tvm(self, kernels: Mapping[str, Any]) -> TvmModule:
+        """The module with these of its kernels as TVM has modules.
+
+        Raises:
+            UnsupportedError: a kernel takes what TVM cannot pass.
+        """
+        if self.form == "spirv":
+            return from_spirv(kernels, len(self.data))
+        module = unpacked(self.analysis["module"])
+        return module if len(kernels) == len(module.functions) else module.only(kernels)
 
 
 class DeviceKernel:
@@ -74,9 +104,9 @@ class ModuleTable:
         self._codes: OrderedDict[str, Code] = OrderedDict()
         self._waiting: dict[Any, list[Done]] = {}
 
-    def load(self, spirv: bytes, on_done: Done) -> None:
+    def load(self, form: str, data: bytes, meta: str | None, on_done: Done) -> None:
         """Analyse a module; `on_done` gets its Code or the error, at once when it is known."""
-        digest = hashlib.sha256(spirv).hexdigest()
+        digest = _digest(form, data, meta)
         code = self._codes.get(digest)
         if code is not None:
             self._codes.move_to_end(digest)
@@ -85,20 +115,25 @@ class ModuleTable:
 
         def analysed(result: Any) -> None:
             if not isinstance(result, VkqueueError):
-                result = self._codes[digest] = Code(digest, spirv, result)
+                result = self._codes[digest] = Code(digest, form, data, meta, result)
                 self._trim()
             self._answer(digest, result)
 
         if self._join(digest, on_done):
-            self._helper.submit("analyse", spirv, {}, analysed)
+            if form == "spirv":
+                self._helper.submit("analyse", data, {}, analysed)
+            else:
+                self._helper.submit("analyse_tvm", data, {"form": form, "meta": meta}, analysed)
 
-    def variant(self, code: Code, spec: SpecKey, values: dict[int, Any], on_done: Done) -> None:
-        """The module's kernels under these specialization values: `on_done` gets a map by name, or the error."""
-        known = code.analysis["kernels"] if not spec else code.variants.get(spec)
+    def variant(self, code: Code, name: str, spec: SpecKey, values: dict[int, Any], on_done: Done) -> None:
+        """A kernel under these specialization values: `on_done` gets a map by name with it in, or the error."""
+        # The kernels of a SPIR-V module share their constants, those of TVM's shaders do not.
+        under = spec if code.form == "spirv" else (name, spec)
+        known = code.analysis["kernels"] if not spec else code.variants.get(under)
         if known is not None:
             on_done(known)
             return
-        key = (code.digest, spec)
+        key = (code.digest, under)
 
         def analysed(result: Any) -> None:
             if not isinstance(result, VkqueueError):
@@ -107,16 +142,24 @@ class ModuleTable:
                 # Any other error (the helper died, the daemon stops) says nothing of the module.
                 if len(code.variants) >= _KEEP_VARIANTS:
                     code.variants.pop(next(iter(code.variants)))
-                code.variants[spec] = result
+                code.variants[under] = result
             self._answer(key, result)
 
         if self._join(key, on_done):
-            args = {"specialization": {str(id): value for id, value in values.items()}}
-            self._helper.submit("analyse", code.spirv, args, analysed)
+            args: dict[str, Any] = {"specialization": {str(id): value for id, value in values.items()}}
+            if code.form == "spirv":
+                self._helper.submit("analyse", code.data, args, analysed)
+            else:
+                args |= {"form": code.form, "meta": code.meta, "kernel": name}
+                self._helper.submit("analyse_tvm", code.data, args, analysed)
 
-    def disassemble(self, code: Code, on_done: Done) -> None:
-        """`on_done` gets the listing (a string) or the error."""
-        self._helper.submit("disassemble", code.spirv, {}, on_done)
+    def disassemble(self, code: Code, kernels: Mapping[str, Any], on_done: Done) -> None:
+        """`on_done` gets the listing (a string) of a module, of TVM's of these of its kernels, or the error."""
+        if code.form == "spirv":
+            self._helper.submit("disassemble", code.data, {}, on_done)
+        else:
+            parts = [[name, *kernel["tvm"]["shader"]] for name, kernel in kernels.items()]
+            self._helper.submit("disassemble_all", code.data, {"parts": parts}, on_done)
 
     def _join(self, key: Any, on_done: Done) -> bool:
         """Whether the caller is the first to ask for `key` and has to start the work."""
@@ -131,18 +174,26 @@ class ModuleTable:
     def _trim(self) -> None:
         """Forget the longest unused modules that no connection holds, past the bounds above."""
         idle = [code for code in self._codes.values() if code.users == 0]
-        total = sum(len(code.spirv) for code in idle)
+        total = sum(len(code.data) for code in idle)
         for code in idle[:-1]:
             if len(idle) <= _KEEP_CODES and total <= _KEEP_BYTES:
                 break
             del self._codes[code.digest]
             idle = idle[1:]
-            total -= len(code.spirv)
+            total -= len(code.data)
 
 
 def wire_reflection(kernel: Mapping[str, Any]) -> dict[str, Any]:
     """A kernel's reflection as it travels: without what only the daemon needs."""
-    return {key: value for key, value in kernel.items() if key != "needs"}
+    return {key: value for key, value in kernel.items() if key not in ("needs", "tvm")}
+
+
+def _digest(form: str, data: bytes, meta: str | None) -> str:
+    """What names a module: the hash of SPIR-V, of other forms of all that they consist of."""
+    digest = hashlib.sha256(data)
+    if form != "spirv":
+        digest.update(f"{len(data)} {form} {meta or ''}".encode())
+    return digest.hexdigest()
 
 
 def specialization(kernel: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[SpecKey, dict[int, Any]]:

@@ -18,11 +18,14 @@ from vkqueue.errors import (
     InvalidError,
     JobCancelledError,
     NotFoundError,
+    OverloadedError,
     QuotaError,
     TooLargeError,
     UnsupportedError,
     VkqueueError,
 )  # fmt: skip
+from vkqueue.kernels.tvm_format import join, size_of
+from vkqueue.kernels.tvm_save import save_bytes, save_file
 from vkqueue.model import CREATE, READ, WRITE, Token
 from vkqueue.version import __version__
 
@@ -96,8 +99,8 @@ class Requests:
 
     def module_load(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         handle = session.new_handle(p.get("as"))
-        if "spirv" not in p:
-            form = next(k for k in ("tvm", "tvm_file", "tvm_library", "source") if k in p)
+        form = next(k for k in ("spirv", "tvm", "tvm_file", "tvm_library", "source") if k in p)
+        if form == "source":
             raise UnsupportedError(f"module.load: this daemon does not take modules as {form!r}; give spirv")
         if not self._service.devices_working():
             raise UnsupportedError("module.load: no device works, so no kernel can run; see `vkqueue doctor`")
@@ -106,16 +109,19 @@ class Requests:
                 f"max_modules: this connection holds {session.modules} modules, its limit; unload some",
                 {"quota": "max_modules", "limit": self._limits.max_modules},
             )
-        spirv = bytes(p["spirv"])
-        if len(spirv) > self._limits.max_module_bytes:
+        data, meta = bytes(p[form]), p.get("tvm_meta")
+        size = len(data) + len(meta or "")
+        if size > self._limits.max_module_bytes:
             raise TooLargeError(
-                f"spirv: {len(spirv)} bytes are over max_module_bytes ({self._limits.max_module_bytes})",
-                {"size": len(spirv), "max_module_bytes": self._limits.max_module_bytes},
+                f"{form}: {size} bytes are over max_module_bytes ({self._limits.max_module_bytes})",
+                {"size": size, "max_module_bytes": self._limits.max_module_bytes},
             )
         session.modules += 1
         module = Module(handle)
         session.objects[handle] = module
-        self._service.modules.load(spirv, lambda result: self._loaded(session, msgid, module, p.get("entry"), result))
+        self._service.modules.load(
+            form, data, meta, lambda result: self._loaded(session, msgid, module, p.get("entry"), result)
+        )
 
     def _loaded(self, session: Session, msgid: int, module: Module, entry: str | None, result: Any) -> None:
         if session.closed:
@@ -196,11 +202,28 @@ class Requests:
             else:
                 self._service.answer(session, msgid, {"text": result})
 
-        self._service.modules.disassemble(code, done)
+        self._service.modules.disassemble(code, module.kernels, done)
 
     def module_save(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
-        self._module(session, p["module"])
-        raise UnsupportedError(f"module.save: this daemon does not write the format {p['format']!r}")
+        module, code = self._module(session, p["module"])
+        tvm = code.tvm(module.kernels)
+        meta: str | None = None
+        if p["format"] == "tvm":
+            pieces = save_bytes(tvm, p.get("layout"))
+        else:
+            pieces, meta = save_file(tvm)
+            if code.meta is not None and len(module.kernels) == len(code.analysis["kernels"]):
+                meta = code.meta  # as it came
+        size = size_of(pieces) + len((meta or "").encode())
+        if size + 2 * _READ_FRAME > self._limits.max_message_bytes:
+            raise TooLargeError(
+                f"module.save: a reply with {size} bytes is over max_message_bytes ({self._limits.max_message_bytes})",
+                {"size": size, "max_message_bytes": self._limits.max_message_bytes},
+            )
+        if session.conn.bytes_out + size > self._limits.max_output_bytes:
+            raise OverloadedError("module.save: too many answers of this connection are on their way; read them first")
+        answer = {"data": join(pieces, code.data)}
+        session.conn.respond(msgid, answer if meta is None else {**answer, "meta": meta})
 
     # Buffers and transfers
 

@@ -52,6 +52,12 @@ def _analyse(function: Callable[..., Any], payload: bytes, args: dict[str, Any])
     return function(payload, {int(id): value for id, value in values.items()} if values else None)
 
 
+def _analyse_tvm(function: Callable[..., Any], payload: bytes, args: dict[str, Any]) -> Any:
+    values = args.get("specialization")
+    spec = {int(id): value for id, value in values.items()} if values else None
+    return function(payload, args["form"], args.get("meta"), spec, args.get("kernel"))
+
+
 def _payload_only(function: Callable[..., Any], payload: bytes, args: dict[str, Any]) -> Any:
     return function(payload)
 
@@ -62,7 +68,9 @@ def _with_arguments(function: Callable[..., Any], payload: bytes, args: dict[str
 
 KINDS: dict[str, Kind] = {
     "analyse": Kind("vkqueue.kernels.reflect", "analyse", _analyse),
+    "analyse_tvm": Kind("vkqueue.kernels.tvm", "analyse_tvm", _analyse_tvm),
     "disassemble": Kind("vkqueue.kernels.disasm", "disassemble", _payload_only),
+    "disassemble_all": Kind("vkqueue.kernels.tvm", "disassemble_all", _with_arguments),
 }
 
 
