@@ -24,6 +24,8 @@ from vkqueue.wire.session import ClientConnection
 
 _TICK = os.sysconf("SC_CLK_TCK")
 
+_SILENCE_S = 30.0  # arbitrary
+
 # An answer to a dispatch without outputs: array, type, uint 32 msgid, nil, map of one, "outputs", empty array.
 _ANSWER = len(b"\x94\x01\xce....\xc0") + len(codec.pack({"outputs": []}))
 
@@ -169,14 +171,19 @@ def throughput(connections: list[Connection], seconds: float) -> dict[str, float
             selector.register(connection.sock, selectors.EVENT_READ, connection)
         begin = time.perf_counter()
         warm, end = begin + seconds / 5, begin + seconds
-        jobs, since = 0, 0.0
-        while (now := time.perf_counter()) < end:
-            for key, _ in selector.select(0.1):
+        jobs, since, last = 0, 0.0, begin
+        while last < end or not jobs:
+            ready = selector.select(_SILENCE_S)
+            if not ready:
+                raise SystemExit(f"the daemon has not answered for {_SILENCE_S:g} s")
+            for key, _ in ready:
                 answered = key.data.receive()
-                if now >= warm:
-                    since = since or now
+                last = time.perf_counter()
+                if since:
                     jobs += answered
-        rate = jobs / (time.perf_counter() - since)
+                elif last >= warm:
+                    since = last  # what came by now belongs to the time before
+        rate = jobs / (last - since)
     for connection in connections:
         connection.finish()
     return {"jobs": jobs, "jobs_per_s": rate}
