@@ -172,13 +172,21 @@ class Device:
             kernel = self.kernels[key] = DeviceKernel(key, code, name, plan, spec)
         return kernel
 
-    def unsupported(self, reflected: dict[str, Any]) -> str | None:
-        """Why this device cannot run a kernel, None when it can."""
+    def unsupported(self, reflected: dict[str, Any], *, specializable: bool = False) -> str | None:
+        """Why this device cannot run a kernel, None when it can.
+
+        Args:
+            specializable: specialization values may still come, so that what they decide is not judged yet.
+        """
         if self.info is None:
             return "the device does not work at present"
-        strict = self.service.config.isolation.mode == "strict"
         return unsupported(
-            reflected, self.info.limits, self.info.features, api_version=self.info.api_version, strict=strict
+            reflected,
+            self.info.limits,
+            self.info.features,
+            api_version=self.info.api_version,
+            strict=self.service.config.isolation.mode == "strict",
+            specializable=specializable,
         )
 
     def build(self, kernel: DeviceKernel) -> None:

@@ -158,7 +158,7 @@ class Requests:
         for name, kernel in kernels.items():
             answer[name] = wire_reflection(kernel)
             for device in self._service.devices_working():
-                reason = device.unsupported(kernel)
+                reason = device.unsupported(kernel, specializable=True)
                 runs_somewhere |= reason is None
                 if reason is not None and device is own:
                     answer[name]["unsupported"] = reason
