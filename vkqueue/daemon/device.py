@@ -24,6 +24,7 @@ from vkqueue.kernels.requirements import unsupported
 from vkqueue.model import (
     CREATE,
     DISPATCH,
+    FREE,
     READ,
     ROW_MSGID,
     ROW_OP,
@@ -43,14 +44,13 @@ from vkqueue.wire.codec import pack
 if TYPE_CHECKING:
     from vkqueue.daemon.modules import Code, DeviceKernel, SpecKey
     from vkqueue.daemon.service import Service
-    from vkqueue.daemon.session import Session
+    from vkqueue.daemon.session import Buffer, Session
     from vkqueue.worker.thread import DeviceThread
 
 log = logging.getLogger("vkqueue.jobs")
 
-FREE = 6
-"""A buffer's release as a row (target: its id, payload: its size): it waits its turn behind what uses the buffer,
-and never reaches the stream."""
+# Arbitrary: fewer are not worth looking through.
+_FEW_KERNELS = 256
 
 _EMPTY = pack({})
 _NO_OUTPUTS = pack({"outputs": []})
@@ -70,12 +70,15 @@ class Device:
         self.sessions = 0
         self.counters = {"jobs_completed": 0, "jobs_failed": 0, "batches": 0, "submits": 0, "pipelines_built": 0}
         self.failure: VkqueueError | None = None
+        self.rebuilds = 0
+        self.memory_bytes = 0
         self._start = start
         self._thread: DeviceThread | None = None
         self._building: dict[int, DeviceKernel] = {}
         self._in_flight: dict[int, Batch] = {}
-        self._answered: set[int] = set()
-        self._freeing: deque[tuple[int, int, int]] = deque()
+        self._answered: set[int] = set()  # batches in flight whose rows got `timeout`
+        self._trim_at = _FEW_KERNELS
+        self._freeing: deque[tuple[int, int, int]] = deque()  # last batch that may use it, session, size
         self._frees_queued = 0
         self._serial = 0
         self._touched: dict[int, Session] = {}
@@ -102,13 +105,15 @@ class Device:
     def busy(self) -> bool:
         return bool(self._in_flight or self.scheduler.queued)
 
-    def stop(self, timeout_s: float) -> None:
-        """Blocking (called off the loop): end the thread."""
-        for timer in (self._timer, self._deadline_timer):
-            if timer is not None:
-                timer.cancel()
+    def request_stop(self, timeout_s: float) -> None:
+        """End the thread, within that time."""
         if self._thread is not None:
-            self._thread.stop(timeout_s)
+            self._thread.request_stop(timeout_s)
+
+    def join(self, timeout_s: float) -> None:
+        """Blocking, off the loop: wait for the thread's end."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def _on_events(self, events: list[Any]) -> None:
         """One burst from the device's threads."""
@@ -119,12 +124,11 @@ class Device:
                 self._built(event)
             else:
                 self.service.device_event(self, event)
-        self.pump()
+        self.service.settle()
         # Written here and now: another turn of the loop first would cost a lone job a tenth of its time.
         touched, self._touched = self._touched, {}
         for session in touched.values():
             session.flush()
-        self.service.batch_done()
 
     def opened(self, info: DeviceInfo) -> None:
         """The worker thread has the device."""
@@ -146,9 +150,11 @@ class Device:
             self._fail_row(row, DeviceLostError("the device was lost before this job was submitted"))
         for serial in list(self._in_flight):
             batch = self._in_flight.pop(serial)
-            self._answer_batch(Completion(batch, errors=dict.fromkeys(range(len(batch.rows)), error), lost=True))
-        self._frees_queued = 0
+            if serial not in self._answered:  # else its rows got `timeout`
+                self._answer_batch(Completion(batch, errors=dict.fromkeys(range(len(batch.rows)), error), lost=True))
+        self._answered.clear()
         self._return_memory()
+        self.memory_bytes = 0
         self.batcher.reset()
 
     # Kernels and pipelines
@@ -164,6 +170,7 @@ class Device:
         key = (code.digest, name, spec)
         kernel = self.kernels.get(key)
         if kernel is None:
+            self._trim_kernels()
             reason = self.unsupported(reflected)
             if reason is not None:
                 raise UnsupportedError(f"kernel {name!r}: {reason}")
@@ -171,6 +178,12 @@ class Device:
             plan = Plan(name, reflected, self.info.limits, self.service.layouts)
             kernel = self.kernels[key] = DeviceKernel(key, code, name, plan, spec)
         return kernel
+
+    def _trim_kernels(self) -> None:
+        """Forget kernels that nobody calls and that have no pipeline."""
+        if len(self.kernels) >= self._trim_at:
+            self.kernels = {key: kernel for key, kernel in self.kernels.items() if kernel.users or kernel.pipeline}
+            self._trim_at = 2 * len(self.kernels) + _FEW_KERNELS
 
     def unsupported(self, reflected: dict[str, Any], *, specializable: bool = False) -> str | None:
         """Why this device cannot run a kernel, None when it can.
@@ -281,24 +294,34 @@ class Device:
             self._thread.post(batch)
         if frees:
             self._frees_queued -= len(frees)
-            self.free((row[ROW_TARGET] for row in frees), [(row[ROW_SESSION], row[ROW_PAYLOAD]) for row in frees])
+            self._free([(row[ROW_TARGET], row[ROW_SESSION], row[ROW_PAYLOAD]) for row in frees])
 
     def queue_free(self, row: Row) -> None:
-        """A FREE row: takes its turn behind what uses the buffer."""
+        """A FREE row: takes its turn behind what uses the buffer. The caller pumps after its burst."""
         self._frees_queued += 1
         self.scheduler.submit(row, row[8], None)
-        self.pump()
 
-    def free(self, buffers: Any, owners: list[tuple[int, int]]) -> None:
-        """Release buffers after every batch posted so far, and give their owners the memory back then."""
-        ids = tuple(buffers)
-        if not ids:
+    def _free(self, buffers: list[tuple[int, int, int]]) -> None:
+        """Release buffers (id, session, size) after every batch posted so far, and give the memory back then."""
+        if not buffers:
             return
+        ids = tuple(id for id, _, _ in buffers)
         if self.stream is not None:
             self.stream.forget(ids)
         self.post_release(Release(buffers=ids))
-        self._freeing.extend((self._serial, session, size) for session, size in owners)
+        self._freeing.extend((self._serial, session, size) for _, session, size in buffers)
         self._return_memory()
+
+    def never_created(self, session: Session, buffer: Buffer) -> None:
+        """The creation of a buffer failed; of what it held nothing is left to wait for."""
+        self.post_release(Release(buffers=(buffer.id,)))
+        self._returned(session, buffer.size)
+
+    def _returned(self, session: Session | None, size: int) -> None:
+        self.memory_bytes -= size
+        if session is not None:
+            session.buffers -= 1
+            session.memory_bytes -= size
 
     def post_release(self, release: Release) -> None:
         if self._thread is not None:
@@ -307,10 +330,8 @@ class Device:
     def _return_memory(self) -> None:
         first = next(iter(self._in_flight), self._serial + 1)
         while self._freeing and self._freeing[0][0] < first:
-            _, session_id, size = self._freeing.popleft()
-            session = self.service.sessions.get(session_id)
-            if session is not None:
-                session.memory_bytes -= size
+            _, session, size = self._freeing.popleft()
+            self._returned(self.service.sessions.get(session), size)
 
     # Deadlines and cancellation
 
@@ -328,11 +349,14 @@ class Device:
         for row in self.scheduler.expire(time.monotonic_ns()):
             self._fail_row(row, self.service.expired_error())
         self._arm_deadline()
-        self.pump()
+        self.service.settle()
 
-    def cancel(self, session: Session, msgid: int) -> Row | None:
-        """Take a row out of the queue; None when it is not there."""
-        return self.scheduler.cancel(session.id, msgid)
+    def cancel(self, session: Session, msgid: int, error: VkqueueError) -> bool:
+        """Take a row out of the queue and answer it; False when it is not there."""
+        row = self.scheduler.cancel(session.id, msgid)
+        if row is not None:
+            self._fail_row(row, error)
+        return row is not None
 
     def fail_queued(self) -> None:
         """Answer `shutting_down` for every row that was not submitted."""
@@ -340,10 +364,15 @@ class Device:
             self._fail_row(row, ShuttingDownError("the daemon stopped before this job was submitted"))
 
     def drop_session(self, session: Session) -> None:
-        """The connection is gone: forget its queued rows; running ones finish unseen."""
-        rows = self.scheduler.remove_session(session.id)
-        self._frees_queued -= sum(row[ROW_OP] == FREE for row in rows)
-        self.pump()
+        """The connection is gone: forget its queued rows and free its buffers; running rows finish unseen."""
+        freed = [row for row in self.scheduler.remove_session(session.id) if row[ROW_OP] == FREE]
+        self._frees_queued -= len(freed)
+        owned = [
+            (buffer.id, session.id, buffer.size)
+            for buffer in session.buffers_on(self)
+            if buffer.generation == self.generation
+        ]
+        self._free(owned + [(row[ROW_TARGET], session.id, row[ROW_PAYLOAD]) for row in freed])
 
     # Answers
 
@@ -351,8 +380,7 @@ class Device:
         session = self.service.sessions.get(row[ROW_SESSION])
         if row[ROW_OP] == FREE:  # the device is lost or the daemon stops: the memory is gone either way
             self._frees_queued -= 1
-            if session is not None:
-                session.memory_bytes -= row[ROW_PAYLOAD]
+            self._returned(session, row[ROW_PAYLOAD])
             return
         self.counters["jobs_failed"] += 1
         if session is not None:
@@ -361,10 +389,13 @@ class Device:
     def _complete(self, completion: Completion) -> None:
         batch = completion.batch
         serial = batch.serial
+        if serial not in self._in_flight:  # answered when the device was lost
+            return
         if completion.final:
-            if self._in_flight.pop(serial, None) is None:  # answered when the device was lost
-                return
+            del self._in_flight[serial]
             assert self.stream is not None
+            if len(completion.errors) < len(batch.rows):
+                self.rebuilds = 0  # it works
             if completion.lost or len(completion.errors) == len(batch.rows):
                 self.stream.reset()
             self.stream.completed(serial)
@@ -422,9 +453,7 @@ class Device:
         if i in completion.errors:
             self.service.job_failed(session, row, completion.errors[i])
             return
-        session.open_jobs -= 1
-        if row[ROW_PAYLOAD] is not None:
-            self.service.payload_done(session, row)
+        self.service.row_done(session, row)
         if session.tracks_requests:
             self.service.request_done(session, row[ROW_MSGID], True)
         self._answer_row(session, row, completion, i)

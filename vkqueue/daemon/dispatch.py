@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vkqueue.daemon.modules import specialization
-from vkqueue.daemon.session import Buffer, Module, Session, SessionKernel
+from vkqueue.daemon.session import Buffer, Module, Session, SessionKernel, row_bytes
 from vkqueue.errors import DependencyError, InvalidError, NotFoundError, OverloadedError, VkqueueError, brief
 from vkqueue.kernels.plan import check_reply
 from vkqueue.model import DISPATCH, Options, Row, Token
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 # Arbitrary: past it a connection's cached argument lists go, so that a client of ever new ranges stays bounded.
 _MAX_LAUNCHES = 16_384
+
+_OPTIONS = frozenset({"priority", "deadline_ms", "after", "timing", "label"})
+# Characters of a label: for logs and debuggers, not to hold memory by.
+_MAX_LABEL = 256
 
 
 class Deferred(Exception):
@@ -103,7 +107,8 @@ class Dispatcher:
         row = (session.id, msgid, DISPATCH, token, kernel.pipeline, constants, groups, None, now, None)
         if type(params) is Launch:
             params.memo = (session.epoch, device, kernel, token, constants, groups)
-        kernel.last_used = now
+        if now > kernel.last_used:  # a request that had to wait comes with an old stamp
+            kernel.last_used = now
         if kernel.ready:
             device.scheduler.submit(row, now, None)
         else:
@@ -126,20 +131,20 @@ class Dispatcher:
         plan = kernel.plan
         grid = plan.launch(p["launch"]) if "launch" in p else plan.grid(p["grid"])
         constants = plan.scalars.pack(p.get("scalars"))
-        token, payload, payload_bytes = self._token(session, cached, p["args"], constants)
-        options = _options(session, p, now)
+        token, payload = self._token(session, cached, p["args"], constants)
+        options = self._options(session, device, msgid, p, now)
         if plan.uniform is not None:
             constants = b""  # they are in the payload
         row = (session.id, msgid, DISPATCH, token, kernel.pipeline, constants, grid, payload, now, options)
-        kernel.last_used = now
-        outstanding = self._outstanding(session, device, msgid, options) if options is not None else ()
+        kernel.last_used = max(kernel.last_used, now)
+        outstanding = options.after if options is not None else ()
         if kernel.ready:
             device.submit(row, None, outstanding)
         else:
             row = self._await_pipeline(device, kernel, row)
             device.submit(row, kernel.pipeline, outstanding)
         session.open_jobs += 1
-        self._service.hold_bytes(session, payload_bytes)
+        self._service.hold_bytes(session, row_bytes(row))
 
     def overloaded(self) -> VkqueueError:
         """Why no job is taken at present."""
@@ -161,20 +166,30 @@ class Dispatcher:
         device.build(kernel)
         return (*row[:4], kernel.pipeline, *row[5:])
 
+    def _options(self, session: Session, device: Device, msgid: int, p: dict[str, Any], now: int) -> Options | None:
+        if p.keys().isdisjoint(_OPTIONS):
+            return None
+        return Options(
+            priority=p.get("priority", 0),
+            deadline_ns=now + p["deadline_ms"] * 1_000_000 if "deadline_ms" in p else 0,
+            after=self._outstanding(session, device, msgid, p["after"]) if p.get("after") else (),
+            timing=p.get("timing", False),
+            label=p.get("label", "")[:_MAX_LABEL],
+        )
+
     @staticmethod
-    def _outstanding(session: Session, device: Device, msgid: int, options: Options) -> list[int]:
-        """The requests of `after` that are not answered yet.
+    def _outstanding(session: Session, device: Device, msgid: int, after: list[int]) -> tuple[int, ...]:
+        """The requests of `after` that are not answered yet, each once.
 
         Raises:
             DependencyError: one of them has failed.
         """
-        if not options.after:
-            return []
         session.tracks_requests = True
-        failed = device.scheduler.failed_before(session.id, options.after)
-        if failed is not None and failed not in session.conn.pending:
+        pending = session.conn.pending
+        failed = device.scheduler.failed_before(session.id, (m for m in after if m not in pending))
+        if failed is not None:
             raise dependency_error(failed)
-        return [m for m in options.after if m in session.conn.pending and m != msgid]
+        return tuple({m: None for m in after if m in pending and m != msgid})
 
     @staticmethod
     def _kernel_name(module: Module, name: str | None) -> str:
@@ -224,9 +239,9 @@ class Dispatcher:
             if waiting:
                 found.append(result)
                 return
-            if isinstance(result, VkqueueError):
+            if isinstance(result, VkqueueError) and session.blocked:
                 session.analysis_errors[wanted] = result
-            self._service.unblock(session)
+            self._service.analysed(session)
 
         self._service.modules.variant(module.code, name, spec, values, done)
         waiting = False
@@ -266,14 +281,14 @@ class Dispatcher:
         if keys:
             victim.kernel.users -= 1
 
-    def _token(self, session: Session, cached: SessionKernel, args: Any, constants: bytes) -> tuple[Token, Any, int]:
+    def _token(self, session: Session, cached: SessionKernel, args: Any, constants: bytes) -> tuple[Token, Any]:
         """The token of these arguments, from the cache where they are plain buffers and ranges, and the payload."""
         plan = cached.kernel.plan
         key = None
         if plan.uniform is None and _plain(args):
             key = tuple(tuple(a) if type(a) is list else a for a in args)
         if key is not None and key in cached.tokens:
-            return cached.tokens[key][0], None, 0
+            return cached.tokens[key][0], None
         bound = plan.bind(args, session.buffer)
         if plan.uniform is not None:
             plan.provide(bound, constants)
@@ -289,7 +304,7 @@ class Dispatcher:
                 for kernel in session.kernels.values():
                     session.forget_launches(kernel)
             session.keep_launch(cached, key, token, bound.buffers)
-        return token, payload, bound.payload_bytes
+        return token, payload
 
 
 def dependency_error(msgid: int) -> VkqueueError:
@@ -314,16 +329,3 @@ def _handles(args: Any) -> list[int]:
             if type(handle) is int:
                 found.append(handle)
     return found
-
-
-def _options(session: Session, p: dict[str, Any], now: int) -> Options | None:
-    if not any(key in p for key in ("priority", "deadline_ms", "after", "timing", "label")):
-        return None
-    deadline = now + p["deadline_ms"] * 1_000_000 if "deadline_ms" in p else 0
-    return Options(
-        priority=p.get("priority", 0),
-        deadline_ns=deadline,
-        after=tuple(p.get("after", ())),
-        timing=p.get("timing", False),
-        label=p.get("label", ""),
-    )

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vkqueue.daemon.device import FREE
 from vkqueue.daemon.dispatch import Deferred
 from vkqueue.daemon.modules import Code, wire_reflection
 from vkqueue.daemon.session import Buffer, Module, Session
@@ -18,6 +17,7 @@ from vkqueue.errors import (
     InvalidError,
     JobCancelledError,
     NotFoundError,
+    OutOfDeviceMemoryError,
     OverloadedError,
     QuotaError,
     TooLargeError,
@@ -40,6 +40,15 @@ _READ_FRAME = 64
 CONTROL = frozenset({"hello", "ping", "devices", "cancel", "stats"})
 """Answered at once, also on a connection whose data requests wait for an analysis."""
 
+CREATING = frozenset({"module.load", "buffer.create"})
+"""These get a handle, on receipt."""
+
+_LISTING_BYTES = 12
+"""Of a listing for each byte of its module, about."""
+
+# Names are for logs and debuggers.
+_MAX_NAME = 256
+
 
 class Requests:
     """The handlers by method name: `handlers`."""
@@ -49,9 +58,9 @@ class Requests:
         self._limits = service.config.limits
         self.handlers: dict[str, Handler] = {
             "hello": self.hello,
-            "ping": lambda session, msgid, p, now: session.conn.respond(msgid, {}),
-            "devices": lambda session, msgid, p, now: session.conn.respond(msgid, service.devices_to_wire()),
-            "stats": lambda session, msgid, p, now: session.conn.respond(msgid, service.stats()),
+            "ping": lambda session, msgid, p, now: service.answer(session, msgid, {}),
+            "devices": lambda session, msgid, p, now: service.answer(session, msgid, service.devices_to_wire()),
+            "stats": lambda session, msgid, p, now: service.answer(session, msgid, service.stats()),
             "cancel": self.cancel,
             "module.load": self.module_load,
             "module.unload": self.module_unload,
@@ -68,12 +77,13 @@ class Requests:
     def hello(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         service = self._service
         device = service.device(p["device"]) if "device" in p else service.least_loaded()
-        session.client = p["client"]
+        session.client = p["client"][:_MAX_NAME]
         session.conn.ready()
         if device is not None:
             session.device = device
             device.sessions += 1
-        session.conn.respond(
+        service.answer(
+            session,
             msgid,
             {
                 "protocol": 1,
@@ -93,12 +103,12 @@ class Requests:
     def cancel(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         target = p["msgid"]
         cancelled = self._service.cancel(session, target, JobCancelledError("cancelled at the client's request"))
-        session.conn.respond(msgid, {"cancelled": cancelled})
+        self._service.answer(session, msgid, {"cancelled": cancelled})
 
     # Modules
 
     def module_load(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
-        handle = session.new_handle(p.get("as"))
+        handle = session.handles.pop(msgid)
         form = next(k for k in ("spirv", "tvm", "tvm_file", "tvm_library", "source") if k in p)
         if form == "source":
             raise UnsupportedError(f"module.load: this daemon does not take modules as {form!r}; give spirv")
@@ -119,29 +129,31 @@ class Requests:
         session.modules += 1
         module = Module(handle)
         session.objects[handle] = module
-        self._service.modules.load(
-            form, data, meta, lambda result: self._loaded(session, msgid, module, p.get("entry"), result)
-        )
+        self._service.hold_bytes(session, size)
+
+        def done(result: Any) -> None:
+            if not session.closed:
+                self._service.hold_bytes(session, -size)
+                self._loaded(session, msgid, module, p.get("entry"), result)
+                self._service.analysed(session)
+
+        self._service.modules.load(form, data, meta, done)
 
     def _loaded(self, session: Session, msgid: int, module: Module, entry: str | None, result: Any) -> None:
-        if session.closed:
-            return
         try:
             if isinstance(result, VkqueueError):
                 raise result
             answer = self._adopt(session, module, result, entry)
-        except VkqueueError as error:
+        except Exception as error:
             session.modules -= 1
-            module.failed = True
-            session.objects.pop(module.handle, None)
-            self._service.fail(session, msgid, error)
-        else:
-            if session.objects.get(module.handle) is module:  # not unloaded meanwhile
-                result.users += 1
-                self._service.answer(session, msgid, {"module": module.handle, "kernels": answer})
+            del session.objects[module.handle]
+            if isinstance(error, VkqueueError):
+                self._service.fail(session, msgid, error)
             else:
-                self._service.answer(session, msgid, {"module": module.handle, "kernels": answer})
-        self._service.unblock(session)
+                self._service.broken(session, msgid, "module.load")
+        else:
+            result.users += 1  # it is there still: to unload it waits for the analysis
+            self._service.answer(session, msgid, {"module": module.handle, "kernels": answer})
 
     def _adopt(self, session: Session, module: Module, code: Code, entry: str | None) -> dict[str, Any]:
         """Give the module its kernels; the `kernels` of the answer."""
@@ -183,25 +195,27 @@ class Requests:
         for key, cached in list(session.kernels.items()):
             if key[0] == module.handle and key in session.kernels:
                 self._service.dispatcher.forget(session, cached)
-        session.conn.respond(msgid, {})
+        self._service.answer(session, msgid, {})
 
     def module_inspect(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         module, code = self._module(session, p["module"])
         if p["format"] == "json":
             kernels = {name: wire_reflection(kernel) for name, kernel in module.kernels.items()}
-            session.conn.respond(msgid, {"text": json.dumps({"kernels": kernels}, indent=1)})
+            self._service.answer(session, msgid, {"text": json.dumps({"kernels": kernels}, indent=1)})
             return
+        held = len(code.data) * _LISTING_BYTES
 
         def done(result: Any) -> None:
             if session.closed:
                 return
+            self._service.hold_bytes(session, -held)
             if isinstance(result, VkqueueError):
                 self._service.fail(session, msgid, result)
-            elif len(result) * 4 + _READ_FRAME > self._limits.max_message_bytes:
-                self._service.fail(session, msgid, TooLargeError("the listing is larger than a message may be"))
             else:
                 self._service.answer(session, msgid, {"text": result})
+            self._service.settle()
 
+        self._service.hold_bytes(session, held)
         self._service.modules.disassemble(code, module.kernels, done)
 
     def module_save(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
@@ -223,12 +237,12 @@ class Requests:
         if session.conn.bytes_out + size > self._limits.max_output_bytes:
             raise OverloadedError("module.save: too many answers of this connection are on their way; read them first")
         answer = {"data": join(pieces, code.data)}
-        session.conn.respond(msgid, answer if meta is None else {**answer, "meta": meta})
+        self._service.answer(session, msgid, answer if meta is None else {**answer, "meta": meta})
 
     # Buffers and transfers
 
     def buffer_create(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
-        handle = session.new_handle(p.get("as"))
+        handle = session.handles.pop(msgid)
         service, limits = self._service, self._limits
         service.admit_job(session)
         device = service.device(p["device"]) if "device" in p else service.default_device(session)
@@ -259,10 +273,18 @@ class Requests:
                 f"its limit of {most}; free buffers and wait for their last use",
                 {"quota": "max_memory_bytes", "limit": most, "used": session.memory_bytes, "asked": size},
             )
+        most = limits.total_memory_bytes
+        if most and device.memory_bytes + size > most:
+            raise OutOfDeviceMemoryError(
+                f"size: {size} bytes more than the {device.memory_bytes} that all connections hold on device "
+                f"{device.index} pass the daemon's total_memory_bytes of {most}",
+                {"asked": size, "used": device.memory_bytes, "left": max(most - device.memory_bytes, 0)},
+            )
         buffer = Buffer(service.new_id(), handle, size, device)
         session.objects[handle] = buffer
         session.buffers += 1
         session.memory_bytes += size
+        device.memory_bytes += size
         ranges = ((buffer.id, 0, size),) if size else ()
         token = Token(service.new_id(), None, (), (), ranges, cached=False)
         service.queue(
@@ -309,7 +331,7 @@ class Requests:
         if type(found) is not Buffer:
             raise NotFoundError(f"buffer: no buffer {p['buffer']} on this connection", {"handle": p["buffer"]})
         self._service.free_buffer(session, found, now)
-        session.conn.respond(msgid, {})
+        self._service.answer(session, msgid, {})
 
 
-__all__ = ["CONTROL", "FREE", "Requests"]
+__all__ = ["CONTROL", "CREATING", "Requests"]

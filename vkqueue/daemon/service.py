@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vkqueue.config import Config
-from vkqueue.daemon.device import FREE, Device
+from vkqueue.daemon.device import Device
 from vkqueue.daemon.dispatch import Deferred, Dispatcher, dependency_error
 from vkqueue.daemon.modules import Helper, ModuleTable
-from vkqueue.daemon.requests import CONTROL, Requests
-from vkqueue.daemon.session import Buffer, Deferral, Module, Peer, Session
+from vkqueue.daemon.requests import CONTROL, CREATING, Requests
+from vkqueue.daemon.session import Buffer, Deferral, Module, Peer, Session, row_bytes
 from vkqueue.errors import (
     DeviceLostError,
     InternalError,
@@ -32,7 +32,17 @@ from vkqueue.errors import (
     VkqueueError,
 )  # fmt: skip
 from vkqueue.kernels.plan import LayoutTable
-from vkqueue.model import CREATE, DISPATCH, ROW_GRID, ROW_OP, ROW_PAYLOAD, ROW_TARGET, Release, Row, Token
+from vkqueue.model import (
+    CREATE,
+    FREE,
+    ROW_GRID,
+    ROW_MSGID,
+    ROW_OP,
+    ROW_PAYLOAD,
+    ROW_TARGET,
+    Row,
+    Token,
+)
 from vkqueue.wire.framing import Limits
 from vkqueue.wire.messages import METHODS, check
 from vkqueue.wire.repeats import Launch
@@ -72,16 +82,18 @@ class Service:
         self._started_at = time.monotonic()
         self._ids = 0
         self._session_ids = 0
-        self._rebuilds = dict.fromkeys(range(len(self.devices)), 0)
-        self._pending_opens = len(self.devices)
+        self._opening = set(range(len(self.devices)))  # those that have not answered at all yet
         self._on_started: Callable[[], None] | None = None
         self._on_health: Callable[[bool], None] | None = None
         self._on_idle: Callable[[], None] | None = None
         limits = config.limits
         self._wire_limits = Limits(max_message_bytes=limits.max_message_bytes)
-        self._max_queued_bytes = limits.max_queued_bytes
+        # Of all connections, as in Session. `_paused` are those that are not read from.
         self._queued_bytes = 0
+        self._deferred_bytes = 0
         self._paused: dict[int, Session] = {}
+        self._max_output_bytes = limits.max_output_bytes
+        self._settling = False
         self.full = False
 
     # Life
@@ -107,21 +119,27 @@ class Service:
     def drain(self, on_idle: Callable[[], None]) -> None:
         """Take no new work; `on_idle` is called once all accepted work is answered."""
         self.draining, self._on_idle = True, on_idle
-        self.batch_done()
+        self.settle()
 
     def fail_queued(self) -> None:
         """The drain took too long: answer what was not submitted."""
         error = ShuttingDownError("the daemon stopped before this request ran")
         for session in list(self.sessions.values()):
             while session.deferred:
-                self.fail(session, session.deferred.popleft()[0], error)
+                entry = session.deferred.popleft()
+                self._forget_deferred(session, entry)
+                self.fail(session, entry.msgid, error)
         for device in self.devices:
             device.fail_queued()
+        self.settle()
 
     def stop(self, timeout_s: float) -> None:
-        """Blocking, off the loop: end the worker threads."""
+        """Blocking, off the loop: end the worker threads, all within the time."""
+        deadline = time.monotonic() + timeout_s
         for device in self.devices:
-            device.stop(timeout_s)
+            device.request_stop(timeout_s)
+        for device in self.devices:
+            device.join(deadline - time.monotonic())
 
     def device_event(self, device: Device, event: Any) -> None:
         """Opened, Failed or DeviceLost from a worker thread."""
@@ -129,14 +147,13 @@ class Service:
         if isinstance(event, Opened):
             log.info("device %d works: %s (%s)", device.index, event.info.name, event.info.driver)
             device.opened(event.info)
-            self._rebuilds[device.index] = 0 if device.generation == 0 else self._rebuilds[device.index]
-            self._opened()
+            self._answered_open(device)
         elif isinstance(event, Failed):
             log.error("device %d does not open: %s", device.index, event.error)
             device.failure = event.error
             if device.generation:
                 self._rebuild(device, event.error)
-            self._opened()
+            self._answered_open(device)
         elif isinstance(event, DeviceLost):
             log.error("device %d was lost: %s", device.index, event.error)
             device.lost(DeviceLostError(f"the device was lost; the outcome of this job is unknown ({event.error})"))
@@ -144,15 +161,15 @@ class Service:
         if self._on_health is not None and self.healthy != before:
             self._on_health(self.healthy)
 
-    def _opened(self) -> None:
-        if self._pending_opens:
-            self._pending_opens -= 1
-            if self._pending_opens == 0 and self._on_started is not None:
+    def _answered_open(self, device: Device) -> None:
+        if self._opening:
+            self._opening.discard(device.index)
+            if not self._opening and self._on_started is not None:
                 self._on_started()
 
     def _rebuild(self, device: Device, error: VkqueueError) -> None:
-        self._rebuilds[device.index] += 1
-        if self._rebuilds[device.index] > _MAX_REBUILDS:
+        device.rebuilds += 1
+        if device.rebuilds > _MAX_REBUILDS:
             log.critical("device %d: %d rebuilds failed in a row; giving up", device.index, _MAX_REBUILDS)
             self.fatal = error
             if self._on_health is not None:
@@ -177,37 +194,39 @@ class Service:
             return
         session.closed = True
         del self.sessions[session.id]
-        session.deferred.clear()
+        while session.deferred:
+            self._forget_deferred(session, session.deferred.popleft())
         self._queued_bytes -= session.queued_bytes
         self._paused.pop(session.id, None)
-        self._maybe_resume()
-        owned: dict[int, list[int]] = {}
-        for found in session.objects.values():
-            if type(found) is Buffer:
-                owned.setdefault(found.device.index, []).append(found.id)
-            elif type(found) is Module and found.code is not None:
-                found.code.users -= 1
+        for module in session.objects.values():
+            if type(module) is Module and module.code is not None:
+                module.code.users -= 1
         for cached in {id(c): c for c in session.kernels.values()}.values():
             cached.kernel.users -= 1
         for device in self.devices:
             device.drop_session(session)
-            device.free(owned.get(device.index, ()), [])
         if session.device is not None:
             session.device.sessions -= 1
         session.objects.clear()
         session.kernels.clear()
-        self.batch_done()
-
-    def may_read(self, session: Session) -> bool:
-        """False while the connection's queued bytes are over their bound; `session.resume` is called later."""
-        if session.queued_bytes > self._max_queued_bytes or self._queued_bytes > self.config.limits.total_queued_bytes:
-            self._paused[session.id] = session
-        return session.id not in self._paused
+        self.settle()
 
     def handle(self, session: Session, requests: list[tuple[int, str, dict[str, Any]]]) -> None:
         """Take a burst of requests; answers appear on `session.conn` at once or later."""
         now = time.monotonic_ns()
-        self.full = sum(d.scheduler.queued for d in self.devices) >= self.config.limits.total_queued_jobs
+        self._look_whether_full()
+        if session.conn.refused:
+            for msgid in session.conn.take_refused():
+                self.request_done(session, msgid, False)
+        self._settling = True  # once, behind the last of the burst
+        try:
+            self._take_all(session, requests, now)
+        finally:
+            self._settling = False
+        self.settle()
+        session.wake()
+
+    def _take_all(self, session: Session, requests: list[tuple[int, str, dict[str, Any]]], now: int) -> None:
         index = 0
         # The list grows while it is gone through: behind an accepted `hello` comes what was held back for it.
         while index < len(requests):
@@ -219,89 +238,185 @@ class Service:
                     continue
             self._request(session, msgid, method, params, now)
             index += 1
-        for device in self.devices:
-            if device.scheduler.ready:
-                device.pump()
-        session.wake()
+
+    def _look_whether_full(self) -> None:
+        self.full = sum(d.scheduler.queued for d in self.devices) >= self.config.limits.total_queued_jobs
 
     def _request(self, session: Session, msgid: int, method: str, params: dict[str, Any], now: int) -> None:
+        """A request that has just come."""
         try:
-            if session.blocked and method not in CONTROL and method in METHODS:
+            if method in CREATING:
+                session.reserve_handle(msgid, params.get("as"))
+            if session.conn.bytes_out > self._max_output_bytes:
+                self._hold_up(session)
+                control = False  # not this one's turn either: its answer would add to the others
+            else:
+                control = method in CONTROL
+            if session.blocked and not control and method in METHODS:
                 self._defer(session, msgid, method, params, now)
                 return
-            self._run(session, msgid, method, params, now)
+            if self.draining and not control and method in METHODS:
+                raise ShuttingDownError("the daemon is shutting down and takes no new work")
+        except VkqueueError as error:
+            self.fail(session, msgid, error)
+            return
+        self._run(session, msgid, method, params, now)
+
+    def _run(self, session: Session, msgid: int, method: str, params: dict[str, Any], now: int) -> None:
+        """A request whose turn it is."""
+        try:
+            if method == "dispatch":
+                self.dispatcher.fast(session, msgid, params, now)
+                return
+            handler = self.requests.handlers.get(method)
+            if handler is None:
+                raise self._unknown(method)
+            handler(session, msgid, check(method, params), now)
         except VkqueueError as error:
             self.fail(session, msgid, error)
         except Deferred:
             self._defer(session, msgid, method, params, now)
         except Exception:
-            self._broken(session, msgid, method)
+            self.broken(session, msgid, method)
 
-    def _run(self, session: Session, msgid: int, method: str, params: dict[str, Any], now: int) -> None:
-        if method == "dispatch":
-            if self.draining:
-                raise self._draining()
-            self.dispatcher.fast(session, msgid, params, now)
+    def settle(self) -> None:
+        """Behind everything that comes from outside: go on with what became possible by it."""
+        if self._settling:
             return
-        handler = self.requests.handlers.get(method)
-        if handler is None:
-            raise UnknownMethodError(f"no method {method!r}; the methods are {', '.join(sorted(METHODS))}")
+        self._settling = True
         try:
-            checked = check(method, params)
-        except VkqueueError:
-            session.burn_handle(method, params)
-            raise
-        if self.draining and method not in CONTROL:
-            raise self._draining()
-        handler(session, msgid, checked, now)
-        if session.tracks_requests and msgid not in session.conn.pending:
-            self.request_done(session, msgid, True)
+            if self._paused:
+                self._resume_paused()
+            for device in self.devices:
+                if device.scheduler.ready:
+                    device.pump()
+        finally:
+            self._settling = False
+        if self._on_idle is not None and not self.busy:
+            on_idle, self._on_idle = self._on_idle, None
+            on_idle()
 
-    def _broken(self, session: Session, msgid: int, method: str) -> None:
+    def broken(self, session: Session, msgid: int, method: str) -> None:
+        """In an exception handler: answer a request that met a fault of the daemon's own."""
         log.exception("request %s of session %d", method, session.id)
         self.fail(session, msgid, InternalError(f"a fault of the daemon's own in {method!r}; its log has the details"))
 
     @staticmethod
-    def _draining() -> VkqueueError:
-        return ShuttingDownError("the daemon is shutting down and takes no new work")
+    def _unknown(method: str) -> VkqueueError:
+        return UnknownMethodError(f"no method {method[:60]!r}; the methods are {', '.join(sorted(METHODS))}")
 
-    # Requests behind one that waits for an analysis
+    # Requests that wait: behind one that needs an analysis, or for the connection's bytes to sink
 
     def _defer(self, session: Session, msgid: int, method: str, params: dict[str, Any], now: int) -> None:
         if len(session.deferred) + session.open_jobs >= self.config.limits.max_queued_jobs:
             self.fail(session, msgid, self.dispatcher.overloaded())
             return
         session.blocked = True
-        entry = (msgid, method, params, now)
+        entry = Deferral(msgid, method, params, now)
         session.deferred.append(entry)
-        self.hold_bytes(session, _params_bytes(params))
+        self._count_deferred(session, entry.size)
         deadline = params.get("deadline_ms")
         if method == "dispatch" and type(deadline) is int and deadline > 0:
             left = deadline / 1e3 - (time.monotonic_ns() - now) / 1e9
-            asyncio.get_running_loop().call_later(max(left, 0), self._expire_deferred, session, entry)
+            entry.timer = asyncio.get_running_loop().call_later(max(left, 0), self._expire_deferred, session, entry)
 
-    def unblock(self, session: Session) -> None:
-        """An analysis came: replay what waited, up to the next request that has to wait."""
-        session.blocked = False
-        if session.closed or not session.deferred:
+    def _count_deferred(self, session: Session, count: int) -> None:
+        session.deferred_bytes += count
+        session.queued_bytes += count
+        self._deferred_bytes += count
+        self._queued_bytes += count
+
+    def _drop_deferred(self, session: Session, entry: Deferral) -> None:
+        """Its turn will not come; if it was the first, that of the others may have."""
+        first = session.deferred[0] is entry
+        session.deferred.remove(entry)
+        self._forget_deferred(session, entry)
+        if first:
+            self._replay(session)
+
+    def _forget_deferred(self, session: Session, entry: Deferral) -> None:
+        self._count_deferred(session, -entry.size)
+        if entry.timer is not None:
+            entry.timer.cancel()
+
+    def analysed(self, session: Session) -> None:
+        """An analysis came that a request of this connection may wait for."""
+        self._replay(session)
+        self.settle()
+
+    def _replay(self, session: Session) -> None:
+        """Run what waits, up to the next request that has to wait."""
+        if session.over or session.closed or not session.blocked:
             return
+        session.blocked = False
+        self._look_whether_full()
         waiting, session.deferred = session.deferred, deque()
         while waiting and not session.blocked:
-            msgid, method, params, received = waiting.popleft()
-            self.hold_bytes(session, -_params_bytes(params))
-            self._request(session, msgid, method, params, received)
+            entry = waiting.popleft()
+            self._forget_deferred(session, entry)
+            self._run(session, entry.msgid, entry.method, entry.params, entry.received)
+            if session.conn.bytes_out > self._max_output_bytes:
+                self._hold_up(session)
         session.deferred.extend(waiting)  # behind the one, if any, that had to wait again
-        for device in self.devices:
-            device.pump()
-        self._maybe_resume()
+        session.analysis_errors.clear()  # whom they were for has them, or is gone
         session.wake()
 
     def _expire_deferred(self, session: Session, entry: Deferral) -> None:
-        """A deadline passed while the request waited for an analysis."""
-        if not session.closed and entry in session.deferred:
-            session.deferred.remove(entry)
-            self.hold_bytes(session, -_params_bytes(entry[2]))
-            self.fail(session, entry[0], self.expired_error())
+        """A deadline passed while the request waited."""
+        self.fail(session, entry.msgid, self.expired_error())
+        self._drop_deferred(session, entry)
+        self.settle()
+
+    # Bytes held for a connection
+
+    def hold_bytes(self, session: Session, count: int) -> None:
+        """Bytes more (or less, below zero) that the daemon holds for requests on their way. Past the bound further
+        data requests wait, also those that have been read already; `settle` goes on with them."""
+        session.queued_bytes += count
+        self._queued_bytes += count
+        limits = self.config.limits
+        if count > 0 and (
+            session.queued_bytes - session.deferred_bytes > limits.max_queued_bytes
+            or self._queued_bytes - self._deferred_bytes > limits.total_queued_bytes
+        ):
+            self._hold_up(session)
+
+    def _hold_up(self, session: Session) -> None:
+        session.over = session.blocked = True
+        self._paused[session.id] = session
+
+    def may_read(self, session: Session) -> bool:
+        """Whether to read on, once the connection's own output has sunk: what was held up goes first. If not,
+        `session.resume` is called when it is worth asking again."""
+        limits = self.config.limits
+        if session.id in self._paused:
+            if not self._has_sunk(session):
+                return False
+            if session.over:
+                session.over = False
+                self._replay(session)
+                self.settle()
+            if session.over or session.queued_bytes > limits.max_queued_bytes // 2:
+                return False
+            self._paused.pop(session.id, None)
+        if session.queued_bytes > limits.max_queued_bytes or self._queued_bytes > limits.total_queued_bytes:
+            self._paused[session.id] = session
+        return session.id not in self._paused
+
+    def _has_sunk(self, session: Session) -> bool:
+        """To half of the bounds, so that a connection at its bound does not start and stop at every job."""
+        limits = self.config.limits
+        return (
+            session.queued_bytes - session.deferred_bytes <= limits.max_queued_bytes // 2
+            and self._queued_bytes - self._deferred_bytes <= limits.total_queued_bytes // 2
+        )
+
+    def _resume_paused(self) -> None:
+        for session in list(self._paused.values()):
+            if session.resume is None or not self._has_sunk(session):
+                continue
+            if session.over or session.queued_bytes <= self.config.limits.max_queued_bytes // 2:
+                session.resume()
 
     # What handlers ask for
 
@@ -359,16 +474,16 @@ class Service:
     def queue(self, session: Session, device: Device, row: Row) -> None:
         """Queue an admitted transfer or creation."""
         session.open_jobs += 1
-        self.hold_bytes(session, _row_bytes(row))
+        self.hold_bytes(session, row_bytes(row))
         device.submit(row, None)
 
     def free_buffer(self, session: Session, buffer: Buffer, now: int) -> None:
         """Make the handle dead; the memory goes behind the last row that uses it."""
         del session.objects[buffer.handle]
-        session.buffers -= 1
         session.forget_buffer(buffer)
-        if buffer.generation != buffer.device.generation or buffer.failed:
-            session.memory_bytes -= 0 if buffer.failed else buffer.size
+        if buffer.generation != buffer.device.generation:  # it went with the device
+            session.buffers -= 1
+            session.memory_bytes -= buffer.size
             return
         ranges = ((buffer.id, 0, buffer.size),) if buffer.size else ()
         token = Token(self.new_id(), None, (), (), ranges, cached=False)
@@ -378,18 +493,11 @@ class Service:
     def cancel(self, session: Session, msgid: int, error: VkqueueError) -> bool:
         """Whether a request was taken out before it was submitted (its answer is then queued)."""
         for entry in session.deferred:
-            if entry[0] == msgid:
-                session.deferred.remove(entry)
-                self.hold_bytes(session, -_params_bytes(entry[2]))
+            if entry.msgid == msgid:
                 self.fail(session, msgid, error)
+                self._drop_deferred(session, entry)
                 return True
-        for device in self.devices:
-            row = device.cancel(session, msgid)
-            if row is not None:
-                self.job_failed(session, row, error)
-                device.pump()
-                return True
-        return False
+        return any(device.cancel(session, msgid, error) for device in self.devices)
 
     @staticmethod
     def expired_error() -> VkqueueError:
@@ -398,81 +506,57 @@ class Service:
     # Answers
 
     def answer(self, session: Session, msgid: int, result: Any) -> None:
-        """Answer a request that was not a row, outside of its own burst."""
-        session.conn.respond(msgid, result)
-        self.request_done(session, msgid, True)
+        """Answer a request that was not a row."""
+        ok = session.conn.respond(msgid, result)
+        if session.tracks_requests or not ok:
+            self.request_done(session, msgid, ok)
         session.wake()
-        self.batch_done()
 
     def fail(self, session: Session, msgid: int, error: VkqueueError) -> None:
-        """Answer a request that never became a row."""
+        """Answer a request that never became a row, or is none any more."""
+        session.handles.pop(msgid, None)
         session.conn.fail(msgid, error)
         self.request_done(session, msgid, False)
         session.wake()
-        self.batch_done()
 
     def request_done(self, session: Session, msgid: int, ok: bool) -> None:
         """Tell the schedulers, for `after`; rows that wait for a failed request fail in turn."""
         if not ok:
             session.tracks_requests = True  # a failure is remembered until its msgid succeeds
-        for device in self.devices:
-            for row in device.scheduler.finished(session.id, msgid, ok):
-                self.job_failed(session, row, dependency_error(msgid))
+        done = deque([(msgid, ok)])
+        while done:  # no recursion: a chain may be as long as the queue
+            msgid, ok = done.popleft()
+            for device in self.devices:
+                for row in device.scheduler.finished(session.id, msgid, ok):
+                    device.counters["jobs_failed"] += 1
+                    self._take_back(session, row)
+                    session.conn.fail(row[ROW_MSGID], dependency_error(msgid))
+                    done.append((row[ROW_MSGID], False))
 
     def job_failed(self, session: Session, row: Row, error: VkqueueError) -> None:
         """Answer a row that failed, and undo what its admission did."""
-        session.open_jobs -= 1
-        if row[ROW_PAYLOAD] is not None:
-            self.payload_done(session, row)
-        if row[ROW_OP] == CREATE:
-            self._creation_failed(session, row)
-        session.conn.fail(row[1], error)
-        self.request_done(session, row[1], False)
-        session.wake()
+        self._take_back(session, row)
+        self.fail(session, row[ROW_MSGID], error)
 
-    def payload_done(self, session: Session, row: Row) -> None:
-        """The row's payload is held no longer."""
-        self.hold_bytes(session, -_row_bytes(row))
-        self._maybe_resume()
-
-    def hold_bytes(self, session: Session, count: int) -> None:
-        """Payload bytes more (or less, below zero) that the daemon holds for a connection."""
-        session.queued_bytes += count
-        self._queued_bytes += count
-
-    def _maybe_resume(self) -> None:
-        """Read again from connections whose bytes have sunk.
-
-        To half of the bounds, so that a connection at its bound does not start and stop at every job.
-        """
-        if self._queued_bytes > self.config.limits.total_queued_bytes // 2:
+    def _take_back(self, session: Session, row: Row) -> None:
+        self.row_done(session, row)
+        if row[ROW_OP] != CREATE:
             return
-        for session in list(self._paused.values()):
-            if session.queued_bytes <= self._max_queued_bytes // 2:
-                del self._paused[session.id]
-                if session.resume is not None:
-                    session.resume()
+        buffer = session.objects.get(row[ROW_GRID])
+        # If it is dead already, the row that frees it is on its way.
+        if type(buffer) is Buffer and buffer.id == row[ROW_TARGET]:
+            del session.objects[buffer.handle]
+            session.forget_buffer(buffer)
+            buffer.device.never_created(session, buffer)
 
-    def _creation_failed(self, session: Session, row: Row) -> None:
-        for handle, found in session.objects.items():
-            if type(found) is Buffer and found.id == row[ROW_TARGET]:
-                found.failed = True
-                session.buffers -= 1
-                session.memory_bytes -= found.size
-                session.forget_buffer(found)
-                del session.objects[handle]
-                found.device.post_release(Release(buffers=(found.id,)))
-                return
+    def row_done(self, session: Session, row: Row) -> None:
+        """A row has its answer: what is held for it goes."""
+        session.open_jobs -= 1
+        self.hold_bytes(session, -row_bytes(row))
 
     def buffer_created(self, session: Session, row: Row) -> None:
         """Answer a creation. The handle may be dead already (freed before the answer)."""
         session.conn.respond(row[1], {"buffer": row[ROW_GRID], "size": row[ROW_PAYLOAD][0]})
-
-    def batch_done(self) -> None:
-        """Called after each batch: tells a drain when nothing is left."""
-        if self._on_idle is not None and not self.busy:
-            on_idle, self._on_idle = self._on_idle, None
-            on_idle()
 
     # Reports
 
@@ -496,29 +580,3 @@ class Service:
         }
         uptime = round(time.monotonic() - self._started_at, 3)
         return {"clients": len(self.sessions), "uptime_s": uptime, **totals, "devices": devices}
-
-
-def _row_bytes(row: Row) -> int:
-    """Bytes that a row's payload holds in the daemon."""
-    payload = row[ROW_PAYLOAD]
-    if payload is None:
-        return 0
-    op = row[ROW_OP]
-    if op == DISPATCH:
-        return sum(value if kind == "out" else len(value) for kind, value in payload)
-    if op == CREATE:
-        return 0 if payload[1] is None else len(payload[1])
-    return len(payload)
-
-
-def _params_bytes(params: dict[str, Any]) -> int:
-    """Bytes of the bins in a request that waits, as far as they may be large."""
-    total = 0
-    for value in params.values():
-        if isinstance(value, (bytes, bytearray, memoryview)):
-            total += len(value)
-        elif type(value) is list:
-            for entry in value:
-                if type(entry) is dict:
-                    total += sum(len(v) for v in entry.values() if isinstance(v, (bytes, bytearray, memoryview)))
-    return total

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from vkqueue.errors import DeviceLostError, InvalidError, NotFoundError, VkqueueError, brief
-from vkqueue.model import Token
+from vkqueue.model import (
+    CREATE,
+    DISPATCH,
+    READ,
+    ROW_OP,
+    ROW_OPTIONS,
+    ROW_PAYLOAD,
+    ROW_TOKEN,
+    Row,
+    Token,
+)
 from vkqueue.wire.messages import HANDLE_MAX
 from vkqueue.wire.session import ServerConnection
 
@@ -17,8 +27,48 @@ if TYPE_CHECKING:
     from vkqueue.daemon.device import Device
     from vkqueue.daemon.modules import Code, DeviceKernel
 
-Deferral: TypeAlias = tuple[int, str, dict[str, Any], int]
-"""(msgid, method, params, time of receipt) of a request that waits for an analysis."""
+
+class Deferral:
+    """A request that waits for its turn: its message, the time of receipt, bytes that it holds, and its deadline."""
+
+    __slots__ = ("method", "msgid", "params", "received", "size", "timer")
+
+    def __init__(self, msgid: int, method: str, params: dict[str, Any], received: int) -> None:
+        self.msgid = msgid
+        self.method = method
+        self.params = params
+        self.received = received
+        self.size = _bytes_of(params)
+        self.timer: asyncio.TimerHandle | None = None
+
+
+def _bytes_of(value: Any) -> int:
+    """About what a decoded value holds in memory."""
+    if type(value) is dict:
+        return sum(_ITEM_BYTES + _bytes_of(item) for item in value.values())
+    if type(value) is list:
+        return sum(_ITEM_BYTES + _bytes_of(item) for item in value)
+    return len(value) if isinstance(value, (str, bytes, bytearray, memoryview)) else 0
+
+
+def row_bytes(row: Row) -> int:
+    """Bytes that the daemon holds for a row, or will: payload, results, and what it is queued behind by name."""
+    op, payload, options = row[ROW_OP], row[ROW_PAYLOAD], row[ROW_OPTIONS]
+    held: int = _AFTER_BYTES * len(options.after) if options is not None else 0
+    if op == READ:
+        held += sum(end - first for _, first, end in row[ROW_TOKEN].reads)
+    elif op == DISPATCH:
+        held += sum(value if kind == "out" else len(value) for kind, value in payload or ())
+    elif op == CREATE:
+        held += len(payload[1] or b"")
+    elif payload is not None:
+        held += len(payload)
+    return held
+
+
+# About what CPython takes: for an entry of a list or map; for one of a set and two maps.
+_ITEM_BYTES = 64
+_AFTER_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +94,7 @@ class CachedLaunch:
 class Buffer:
     """A client's buffer. `id` is the daemon's own, never reused; `launches` are the cached ones that name it."""
 
-    __slots__ = ("device", "failed", "generation", "handle", "id", "launches", "size")
+    __slots__ = ("device", "generation", "handle", "id", "launches", "size")
 
     def __init__(self, id: int, handle: int, size: int, device: Device) -> None:
         self.id = id
@@ -52,19 +102,17 @@ class Buffer:
         self.size = size
         self.device = device
         self.generation = device.generation
-        self.failed = False
         self.launches: dict[CachedLaunch, None] = {}
 
 
 class Module:
     """A module as one connection sees it. Until it is analysed `code` is None and data requests wait."""
 
-    __slots__ = ("code", "failed", "handle", "kernels")
+    __slots__ = ("code", "handle", "kernels")
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.code: Code | None = None
-        self.failed = False
         self.kernels: dict[str, dict[str, Any]] = {}
 
 
@@ -101,21 +149,26 @@ class Session:
         self.epoch = 0  # counts what makes memos of launches stale: see Dispatcher.again
         self.next_handle = 1
         self.client_chooses: bool | None = None
+        self.handles: dict[int, int] = {}  # of creating requests on their way, by msgid
         self.buffers = 0
         self.modules = 0
         self.memory_bytes = 0
         self.open_jobs = 0
+        # Bytes held for requests without an answer, and of those the part of deferred ones. While the rest is over
+        # its bound (`over`), or a request waits for an analysis, data requests wait in `deferred` (`blocked`).
         self.queued_bytes = 0
-        self.tracks_requests = False
-        # Data requests behind one that waits for an analysis; `blocked` while there is such a one.
+        self.deferred_bytes = 0
+        self.over = False
         self.deferred: deque[Deferral] = deque()
         self.blocked = False
+        self.tracks_requests = False
         # What the analysis said that a deferred request waits for, by (module, specialization), if it failed.
         self.analysis_errors: dict[Any, VkqueueError] = {}
         self.closed = False
 
-    def new_handle(self, chosen: int | None) -> int:
-        """The handle of a creation, by whichever side counts; burnt whatever becomes of the request.
+    def reserve_handle(self, msgid: int, chosen: object) -> None:
+        """On receipt of a creating request: its handle, by whichever side counts. It is burnt whatever becomes of
+        the request; until that is known it stands in `handles`.
 
         Raises:
             InvalidError: the other side counts on this connection, or the number is not larger than any before.
@@ -128,29 +181,20 @@ class Session:
                 if self.client_chooses
                 else "as: this connection's first creation left the handle to the daemon, so none may carry 'as'"
             )
-        if chosen is None:
-            handle = self.next_handle
-        elif chosen < self.next_handle:
-            raise InvalidError(f"as: {chosen} is not larger than every handle before it ({self.next_handle - 1})")
-        else:
-            handle = chosen
+        handle = self.next_handle if chosen is None else chosen
+        if type(handle) is not int or (chosen is not None and not 1 <= handle <= HANDLE_MAX):
+            return  # the check of the parameters says so
+        if handle < self.next_handle:
+            raise InvalidError(f"as: {handle} is not larger than every handle before it ({self.next_handle - 1})")
         self.next_handle = handle + 1
-        return handle
-
-    def burn_handle(self, method: str, params: dict[str, Any]) -> None:
-        """A creation failed before it was looked at: it burns its handle and decides who counts all the same."""
-        chosen = params.get("as")
-        valid = chosen is None or (type(chosen) is int and 1 <= chosen <= HANDLE_MAX)
-        if valid and method in ("buffer.create", "module.load"):
-            with suppress(InvalidError):
-                self.new_handle(chosen)
+        self.handles[msgid] = handle
 
     def buffer(self, handle: Any, what: str = "buffer") -> Buffer:
         """Raises NotFoundError for a handle that is none (never was, freed, of another connection, a module)."""
         if type(handle) is not int:
             raise InvalidError(f"{what}: expected a buffer handle (an integer), got {brief(handle)}")
         found = self.objects.get(handle)
-        if type(found) is not Buffer or found.failed:
+        if type(found) is not Buffer:
             raise NotFoundError(f"{what}: no buffer {handle} on this connection", {"handle": handle})
         if found.generation != found.device.generation:
             raise DeviceLostError(
@@ -161,9 +205,13 @@ class Session:
     def module(self, handle: Any) -> Module:
         """Raises NotFoundError for a handle that is no module of this connection."""
         found = self.objects.get(handle) if type(handle) is int else None
-        if type(found) is not Module or found.failed:
+        if type(found) is not Module:
             raise NotFoundError(f"module: no module {brief(handle)} on this connection", {"handle": handle})
         return found
+
+    def buffers_on(self, device: Device) -> list[Buffer]:
+        """This connection's buffers on a device, with those that were lost with it."""
+        return [found for found in self.objects.values() if type(found) is Buffer and found.device is device]
 
     # Launches are cached under two names, their kernel's and their buffers': all of them go when one of these goes.
 
@@ -199,4 +247,4 @@ class Session:
             self.cached_launches -= 1
 
 
-__all__ = ["Buffer", "Deferral", "Module", "Peer", "Session", "SessionKernel"]
+__all__ = ["Buffer", "CachedLaunch", "Deferral", "Module", "Peer", "Session", "SessionKernel", "row_bytes"]

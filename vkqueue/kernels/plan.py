@@ -76,14 +76,13 @@ class Binding:
 class Bound:
     """The arguments of a launch, checked: the parts of a token and the transient payload."""
 
-    __slots__ = ("buffers", "entries", "outputs_bytes", "payload", "payload_bytes", "reads", "writes")
+    __slots__ = ("buffers", "entries", "outputs_bytes", "payload", "reads", "writes")
 
     def __init__(self) -> None:
         self.entries: list[tuple[int, int, int]] = []
         self.reads: list[Range] = []
         self.writes: list[Range] = []
         self.payload: list[tuple[str, Any]] = []
-        self.payload_bytes = 0
         self.outputs_bytes = 0
         self.buffers: list[Any] = []
 
@@ -196,7 +195,6 @@ class Plan:
         """Add the uniform buffer that holds a launch's scalars (where `uniform` is not None)."""
         bound.entries.append((0, len(bound.payload), len(scalars)))
         bound.payload.append(("uniform", scalars))
-        bound.payload_bytes += len(scalars)
 
 
 def _bind_one(binding: Binding, entry: Any, bound: Bound, find: Callable[[Any, str], BoundBuffer]) -> None:
@@ -270,7 +268,6 @@ def _bind_transient(binding: Binding, entry: dict[str, Any], bound: Bound) -> No
         kind = "uniform"
     bound.entries.append((0, len(bound.payload), size))
     bound.payload.append((kind, value))
-    bound.payload_bytes += size
 
 
 def check_reply(outputs_bytes: int, count: int, max_message_bytes: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections import deque
 from enum import Enum
 from typing import Any
 
@@ -60,6 +61,10 @@ _REFUSALS: dict[tuple[State, Event], VkqueueError] = {
 }
 
 
+# Arbitrary: nobody may make the daemon remember failures without end.
+_MAX_REFUSED = 4096
+
+
 class ServerConnection(Connection):
     """One client's connection, in the daemon.
 
@@ -67,12 +72,14 @@ class ServerConnection(Connection):
 
     Attributes:
         pending: msgids that are not answered yet.
+        refused: msgids of requests that were answered here; see `take_refused`.
         state: where the connection stands.
     """
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits, Repeats(self._needs_no_check))
         self.pending: set[int] = set()
+        self.refused: deque[int] = deque(maxlen=_MAX_REFUSED)
         self.state = State.NEW
         self._hello: int | None = None  # its msgid while GREETING
         self._behind_hello: list[Any] = []
@@ -109,10 +116,17 @@ class ServerConnection(Connection):
         self._move(Event.ACCEPTED)
         self._take_behind_hello()
 
-    def respond(self, msgid: int, result: object) -> None:
+    def take_refused(self) -> list[int]:
+        """Msgids of the newest requests that failed before they were delivered, since the last call."""
+        refused = list(self.refused)
+        self.refused.clear()
+        return refused
+
+    def respond(self, msgid: int, result: object) -> bool:
         """Answer a request. Large bytes-like values in `result` are sent as they are: leave them alone until then.
 
-        An answer over `max_message_bytes` becomes a `too_large` error.
+        Returns:
+            False when the answer is over `max_message_bytes`: it becomes a `too_large` error.
 
         Raises:
             InvalidError: `result` holds something that MessagePack has no form for; nothing is sent.
@@ -125,9 +139,10 @@ class ServerConnection(Connection):
                 f"the answer has {size} bytes: the limit is {self._limits.max_message_bytes} (max_message_bytes of "
                 "hello); ask for it in parts"
             ))  # fmt: skip
-            return
+            return False
         self.pending.remove(msgid)
         self._queue([response_head(0x94, RESPONSE, 0xCE, msgid, 0xC0), *pieces])
+        return True
 
     def respond_packed(self, msgid: int, packed_result: bytes) -> None:
         """Answer a request by a result that is MessagePack already, and small.
@@ -188,6 +203,10 @@ class ServerConnection(Connection):
         self._queue([codec.pack_with(self._packer, [NOTIFICATION, "error", [self._last_words.to_wire()]])])
         self._last_words = None
         return super().data_to_send()
+
+    def _refuse(self, msgid: int, error: VkqueueError) -> None:
+        self.refused.append(msgid)
+        self._answer_error(msgid, error)
 
     def _answer_error(self, msgid: int, error: VkqueueError) -> None:
         self._queue([codec.pack_with(self._packer, [RESPONSE, msgid, error.to_wire(), None])])
@@ -268,14 +287,14 @@ class ServerConnection(Connection):
         event = Event.HELLO if method == "hello" else Event.REQUEST
         refusal = _REFUSALS.get((self.state, event))
         if refusal is not None:
-            self._answer_error(msgid, refusal)
+            self._refuse(msgid, refusal)
             return True
         try:
             named = _named(method, params)
             if event is Event.HELLO:
                 named = check(method, named)
         except VkqueueError as error:
-            self._answer_error(msgid, error)
+            self._refuse(msgid, error)
             return True
         self._move(event)
         if event is Event.HELLO:
