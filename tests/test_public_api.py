@@ -43,7 +43,9 @@ def test_unknown_name() -> None:
 
 
 def test_both_clients_offer_the_same() -> None:
-    assert members(vkqueue.Client) == members(vkqueue.aio.AsyncClient)
+    # What one pass of the loop starts leaves together anyway.
+    assert members(vkqueue.Client) - members(vkqueue.aio.AsyncClient) == {"batch"}
+    assert members(vkqueue.aio.AsyncClient) <= members(vkqueue.Client)
     assert members(vkqueue.Module) == members(vkqueue.aio.AsyncModule)
     assert members(vkqueue.Kernel) == members(vkqueue.aio.AsyncKernel)
     assert members(vkqueue.DeviceArray) == members(vkqueue.aio.AsyncDeviceArray)

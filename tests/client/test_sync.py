@@ -157,6 +157,51 @@ def test_a_thread_that_cannot_write_is_helped_by_the_one_that_reads(gpu: Any, da
     assert large().tobytes() == data.tobytes()
 
 
+class Counting:
+    """A socket that counts what is sent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.sends = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("send", "sendmsg"):
+            self.sends += 1
+        return getattr(self._sock, name)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+
+def test_a_batch_leaves_together(gpu: Any, daemon: Any) -> None:
+    axpy = gpu.load(b"fake:axpy").kernel
+    x, y = gpu.array(np.ones(4, F32)), gpu.zeros(4, F32)
+    axpy(x, y, a=1, n=4, grid=1)
+    sock = gpu.link._sock = Counting(gpu.link._sock)
+    with gpu.batch():
+        with gpu.batch():
+            futures = [axpy.submit(x, y, a=1, n=4, grid=1) for _ in range(10)]
+        assert sock.sends == 0
+        other = in_thread(lambda: axpy(x, y, a=1, n=4, grid=1))  # what was put off leaves with it
+        assert other() is None
+        assert sock.sends == 1
+        futures.append(axpy.submit(x, y, a=1, n=4, grid=1))
+        assert sock.sends == 1
+        futures[-1].result()
+        assert sock.sends == 2
+        gpu.array(np.zeros(1 << 14, F32))  # large: it is sent from the caller's memory, so now
+        assert sock.sends > 2
+        before = sock.sends
+        futures.append(axpy.submit(x, y, a=1, n=4, grid=1))
+        assert sock.sends == before
+    assert sock.sends == before + 1
+    assert [future.result() for future in futures] == [None] * 12
+    assert y.get()[0] == 14
+    with pytest.raises(errors.ConnectionLostError), gpu.batch():
+        gpu.close()
+        axpy(x, y, a=1, n=4, grid=1)
+
+
 def test_an_interrupt_while_waiting_leaves_the_connection_usable(gpu: Any, daemon: Any) -> None:
     fake, _ = daemon
     copy = gpu.load(b"fake:copy").kernel

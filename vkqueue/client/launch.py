@@ -256,6 +256,8 @@ class LaunchPlan:
 
 def spill(hosts: Sequence[HostEntry], max_bytes: int) -> list[HostEntry]:
     """The largest entries, as few as will do, without which the rest fits a message in each direction."""
+    if sum(e.nbytes for e in hosts) <= max_bytes:
+        return []
     sent = sum(e.nbytes for e in hosts if e.data is not None)
     returned = sum(e.nbytes for e in hosts if e.output is not None)
     spilled: list[HostEntry] = []

@@ -23,13 +23,15 @@ import socket
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
 from vkqueue.client import fork
 from vkqueue.client.call import Call
 from vkqueue.client.core import Core
+from vkqueue.wire.codec import LARGE
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,6 +40,12 @@ R = TypeVar("R")
 _MORE = 16 * 1024
 # sendmsg takes IOV_MAX pieces (1,024 on Linux); few messages have that many.
 _MAX_PIECES = 64
+# At most what is copied when it is queued: what is sent from the caller's memory is larger, and is never put off.
+_GATHERED = LARGE
+
+
+def _nothing() -> None:
+    """Start nothing: for what else `Link.start` does."""
 
 
 class _Waiter:
@@ -68,6 +76,7 @@ class Link:
         self._driver: int | None = None
         self._waiters: list[_Waiter] = []
         self._torn = False
+        self._gathering: int | None = None  # the thread whose requests are written together
         self._out: deque[memoryview] = deque()
         self._written = 0
         self._queued = 0
@@ -98,6 +107,20 @@ class Link:
         with self._lock:
             return self._run(build, *args, **kwargs)[0]
 
+    @contextmanager
+    def gather(self) -> Iterator[None]:
+        """Inside, what this thread starts is written at the end, when it waits, or past `_GATHERED` bytes."""
+        me = threading.get_ident()
+        outer = self._gathering == me
+        try:
+            self._gathering = me
+            yield
+        finally:
+            if not outer:
+                self._gathering = None
+                if self.core.lost is None:
+                    self.start(_nothing)
+
     def _run(
         self, build: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[R, Callable[[], bool] | None]:
@@ -110,6 +133,9 @@ class Link:
         except Exception:
             self._torn = False  # an ordinary error leaves the session in step
             raise
+        if self._gathering == threading.get_ident() and self.core.session.bytes_out < _GATHERED:
+            self._torn = False
+            return result, None
         written = self._push()
         self._torn = False
         core = self.core
@@ -136,6 +162,8 @@ class Link:
         """
         deadline = None if timeout is None else monotonic() + timeout
         me = threading.get_ident()
+        if self._gathering == me:
+            self._write_gathered()
         waiter: _Waiter | None = None
         late = False
         try:
@@ -158,6 +186,16 @@ class Link:
             if self._driver == me or waiter is not None:
                 with self._lock:
                     self._leave(me, waiter)
+
+    def _write_gathered(self) -> None:
+        with self._lock:
+            if self._torn:
+                self._mend()
+            if self.core.lost is None:
+                self._torn = True
+                self._push()
+                self._torn = False
+                self._prod()
 
     def _take_part(self, done: Callable[[], bool], me: int, waiter: _Waiter | None) -> _Waiter | None:
         """Become the driver if there is none, else one of the waiters."""

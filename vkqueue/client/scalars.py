@@ -22,13 +22,16 @@ _FORMATS = {
 }  # fmt: skip
 
 
+_UNFIT = (KeyError, TypeError, struct.error, OverflowError)
+
+
 class ScalarPacker:
     """Packs one kernel's scalars; made once per kernel.
 
     Attributes:
         names: of the members, in order.
         pack_named: the fast way, or None: takes the keywords of a call and returns the block's bytes. It raises
-            KeyError, struct.error, OverflowError or TypeError where `from_names` would say what is wrong.
+            KeyError, TypeError, struct.error or OverflowError where `from_names` would say what is wrong.
     """
 
     def __init__(self, signature: Signature) -> None:
@@ -80,6 +83,11 @@ class ScalarPacker:
         Raises:
             InvalidError: one is missing, unknown, of the wrong type or out of range.
         """
+        if self.pack_named is not None and len(given) == len(self.names):
+            try:
+                return self.pack_named(given)
+            except _UNFIT:
+                pass  # below it is found out why
         for name in given:
             if name not in self.names:
                 known = f"its scalars are {self._list()}" if self.names else "it takes no scalars"
