@@ -177,7 +177,8 @@ class Requests:
                 if reason is not None:
                     reasons.append(f"{name}: {reason}")
         if not runs_somewhere:
-            raise UnsupportedError(f"no device can run a kernel of this module: {'; '.join(dict.fromkeys(reasons))}")
+            some = "; ".join(list(dict.fromkeys(reasons))[:16])
+            raise UnsupportedError(f"no device can run a kernel of this module: {some}")
         module.code, module.kernels = code, kernels
         return answer
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from vkqueue.errors import InvalidError, UnsupportedError, brief
-from vkqueue.kernels.tvm_types import DataType
+from vkqueue.kernels.tvm_types import DataType, data_type
 
 LAYOUTS = ("0.24", "0.21", "0.20")
 """The layouts of the bytes form by the TVM version from which on they are in use, newest first."""
@@ -24,7 +24,7 @@ FILE_MAGIC = 0x02700027
 FORMAT = "vulkan"
 MAX_FUNCTIONS = 4096
 """Kernels of one module. Arbitrary: large models have some hundred."""
-MAX_ARGUMENTS = 4096
+MAX_ARGUMENTS = 1024
 MAX_TAGS = 32
 MAX_NAME = 4096  # bytes
 USES_UNIFORM = 1
@@ -192,9 +192,10 @@ def read_layout(reader: Reader, layout: str) -> TvmModule:
     Raises:
         InvalidError
     """
+    start = reader.at
     name = reader.string("the module's format")
     if name != FORMAT:
-        raise reader.fault(f"the module's format is {brief(name)}, {FORMAT!r} is expected", 0)
+        raise reader.fault(f"the module's format is {brief(name)}, {FORMAT!r} is expected", start)
     functions = [
         _read_function(reader, extra=layout != "0.20")
         for _ in range(reader.count("functions", 40 if layout != "0.20" else 32, MAX_FUNCTIONS))
@@ -208,7 +209,7 @@ def _read_function(reader: Reader, *, extra: bool) -> Function:
     name = reader.string("a function's name")
     count = reader.count("argument types", 4, MAX_ARGUMENTS)
     start = reader.skip(4 * count, "the argument types")
-    types = list(map(DataType._make, struct.iter_unpack("<BBH", reader.data[start : start + 4 * count])))
+    types = [data_type(reader.data[at : at + 4]) for at in range(start, start + 4 * count, 4)]
     tags = [reader.string("a launch tag") for _ in range(reader.count("launch tags", 8, MAX_TAGS))]
     extras: list[int] | None = None
     if extra:

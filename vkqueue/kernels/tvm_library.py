@@ -149,6 +149,8 @@ def _skip_unknown(reader: Reader) -> bool:
 
     Most write themselves as one string. Else it is up to the next name that is known.
     """
+    if _KNOWN.match(reader.data, reader.at):
+        return False
     probe = Reader(reader.data, reader.at)
     try:
         probe.skip(probe.u64("its length"), "it")

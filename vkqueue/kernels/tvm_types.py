@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 from vkqueue.errors import InvalidError, brief
@@ -61,3 +63,9 @@ _TYPE = re.compile(r"(?P<base>(?P<name>[a-wyz]+)(?P<bits>[0-9]{1,3})?[a-wyz0-9_]
 _SIZED = ("int", "uint", "float", "bfloat")
 _BOOLS = ((6, 8), (1, 1))  # the second is what "bool" was before DLPack had a code for it
 HANDLE = DataType(3, 64, 1)
+
+
+@lru_cache(256)
+def data_type(raw: bytes) -> DataType:
+    """The type that four bytes say. Modules repeat a few, so that most are one object."""
+    return DataType(*struct.unpack("<BBH", raw))
