@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from client.fake_kernels import KERNELS, read_scalars
 
-from tests.client.fake_kernels import KERNELS, read_scalars
 from vkqueue.errors import (
     CompileError,
     DependencyError,

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from client.fake_kernels import FORMATS, KERNELS, read_scalars, reflection, scalar, storage
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tests.client.fake_kernels import FORMATS, KERNELS, read_scalars, reflection, scalar, storage
 from vkqueue.client.arguments import Rules, bind
 from vkqueue.client.array import BaseDeviceArray, Handle, from_bytes, out
 from vkqueue.client.scalars import ScalarPacker

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from client.either import Runner, ready, submitted
 
 import vkqueue
-from tests.client.conftest import Runner, ready
 from vkqueue import errors
 
 F32 = np.float32
@@ -307,11 +307,6 @@ def test_more_calls_than_the_daemon_queues(run: Runner, start: Any) -> None:
         assert np.array_equal(await ready(y.get()), [51] * 4)
 
     run(body, path)
-
-
-async def submitted(value: Any) -> Any:
-    """The future that `submit` gives: the asyncio client's has to be awaited for."""
-    return value if isinstance(value, vkqueue.Future) else await value
 
 
 def test_futures(run: Runner, daemon: Any) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from client.fake_daemon import FakeDaemon, Session
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.client.fake_daemon import FakeDaemon, Session
 from vkqueue.client.array import BaseDeviceArray
 from vkqueue.client.call import Call
 from vkqueue.client.core import Core

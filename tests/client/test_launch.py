@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from client.fake_kernels import KERNELS, reflection, scalar, storage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.client.fake_kernels import KERNELS, reflection, scalar, storage
 from vkqueue.client.arguments import HostEntry, Rules
 from vkqueue.client.array import BaseDeviceArray, Handle
 from vkqueue.client.launch import LaunchPlan, extents, spill
@@ -199,3 +199,12 @@ def test_extents() -> None:
     assert extents(np.int64(3), "grid") == [3]
     with pytest.raises(InvalidError):
         extents((), "grid")
+
+
+def test_sizes_that_no_constant_changes() -> None:
+    wire = reflection([], specialization=[{"id": 1, "name": "k", "type": "uint32", "default": 1}])
+    for varies in (True, None):
+        with pytest.raises(InvalidError, match="give grid="):
+            plan_of({**wire, "local_size_spec": varies}).prepare([], {"elements": 65, "specialization": {"k": 1}})
+    fixed = plan_of({**wire, "local_size_spec": False})
+    assert fixed.prepare([], {"elements": 65, "specialization": {"k": 1}}).params["grid"] == [2]

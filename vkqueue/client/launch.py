@@ -216,7 +216,7 @@ class LaunchPlan:
 
     def _local_size(self, specialization: Any) -> Sequence[int]:
         """The work group's size under these constants."""
-        if not specialization:
+        if not specialization or self.signature.local_size_varies is False:
             return self.signature.local_size
         ids = self.signature.local_size_ids
         if ids is None:

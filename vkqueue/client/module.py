@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -90,7 +90,7 @@ def read_module(source: Source) -> tuple[bytes, str | None, str]:
 class Saved:
     """A module in one of TVM's formats: its bytes, and the metadata that goes with format "tvm_file"."""
 
-    data: bytes
+    data: bytes = field(repr=False)
     meta: str | None = None
 
     @classmethod

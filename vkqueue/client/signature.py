@@ -127,7 +127,8 @@ class Signature:
 
     Attributes:
         local_size: invocations of one work group, with specialization constants at their defaults.
-        local_size_ids: the specialization constant of each dimension; None if the daemon did not say.
+        local_size_varies: whether it depends on specialization constants; None if the daemon did not say.
+        local_size_ids: the one that is each dimension (None for a fixed one); None if the daemon did not say.
         launch_tags: of a TVM kernel, the launch parameters that it takes; None for any other.
         unsupported: why this device cannot run it; empty when it can.
     """
@@ -140,6 +141,7 @@ class Signature:
     specialization: tuple[SpecConstant, ...]
     capabilities: tuple[str, ...]
     launch_tags: tuple[str, ...] | None
+    local_size_varies: bool | None
     local_size_ids: tuple[int | None, ...] | None
     unsupported: str
 
@@ -159,6 +161,7 @@ class Signature:
             ),
             capabilities=tuple(wire.get("capabilities") or ()),
             launch_tags=None if tags is None else tuple(tags),
+            local_size_varies=wire.get("local_size_spec"),
             local_size_ids=None if ids is None else tuple(ids),
             unsupported=wire.get("unsupported") or "",
         )
@@ -169,7 +172,8 @@ class Signature:
         for s in self.scalars:
             value = s.type + (f"[{s.count}]" if s.count is not None else "")
             parts.append(f"{s.name}={value}")
-        parts.append("grid=(x, y, z) | elements=(x, y, z)")
+        launch = "" if self.launch_tags is None else f" | launch=[{', '.join(self.launch_tags)}]"
+        parts.append(f"grid=(x, y, z) | elements=(x, y, z){launch}")
         return f"{self.name}({', '.join(parts)})"
 
     def describe(self) -> str:
