@@ -527,7 +527,8 @@ def test_idle_threads_sleep_without_a_time_limit(rig: MakeRig, monkeypatch: pyte
     settled = queue.SimpleQueue()  # type: ignore[var-annotated]
     original = Inbox.get
 
-    def recorded(self: Inbox[Any], timeout_s: float | None = None) -> Any:
+    def recorded(self: Inbox[Any], timeout_s: float | None = None, spin_s: float = 0.0) -> Any:
+        assert not spin_s
         patience[threading.current_thread().name] = timeout_s
         settled.put(None)
         return original(self, timeout_s)
@@ -609,3 +610,41 @@ def wait_for_call(fake: FakeBackend, name: str, count: int) -> threading.Event:
 
     fake.on_call = watch
     return reached
+
+
+# A lone batch
+
+
+def test_a_lone_batch_that_ends_soon_is_answered_by_the_worker_itself(rig: MakeRig):
+    r = rig(glance_us=200_000)
+    r.thread.post(batch(1, create(1, 1, 4)))
+    final(r)
+    r.thread.post(batch(2, write(2, 1, b"abcd")))
+    assert codes(final(r)) == [None]
+
+
+def test_a_batch_outlasting_the_glance_is_left_to_the_waiting_side(rig: MakeRig):
+    r = rig(by_hand(), glance_us=1)
+    submitted = wait_for_call(r.fake, "submit", 2)
+    r.thread.post(batch(1, create(1, 1, 4)))
+    r.thread.post(batch(2, create(2, 2, 4)))
+    assert submitted.wait(PATIENCE_S)
+    r.fake.complete(1)
+    r.fake.complete(2)
+    assert [final(r).batch.serial, final(r).batch.serial] == [1, 2]
+
+
+def test_what_goes_wrong_in_a_glance_is_told_once(rig: MakeRig):
+    r = rig(glance_us=200_000)
+    r.fake.fail("wait", DeviceLostError("gone"), 10)
+    r.thread.post(batch(1, create(1, 1, 4), flags=[1]))
+    r.events.next(DeviceLost)
+    completion = r.events.next(Completion)
+    assert completion.lost and codes(completion) == ["device_lost"]
+
+
+def test_a_spinning_worker_still_sleeps_in_the_end(rig: MakeRig):
+    r = rig(glance_us=1000, spin_us=500)
+    for serial in (1, 2, 3):
+        r.thread.post(batch(serial, create(serial, serial, 4)))
+        assert final(r).batch.serial == serial

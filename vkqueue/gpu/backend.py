@@ -37,14 +37,14 @@ class Backend(Protocol):
         """
 
     def wait(self, submission: Submission, timeout_s: float) -> bool:
-        """F. Wait for the fence; False when `timeout_s` passed first.
+        """F, or W for a batch that F has not been given. Wait for the fence; False when `timeout_s` passed first.
 
         Raises:
             DeviceLostError: the outcome of the batch is unknown.
         """
 
     def collect(self, submission: Submission) -> Completion:
-        """F. After the fence: copy results out of mapped memory and read timestamps."""
+        """The thread that waited. After the fence: copy results out of mapped memory and read timestamps."""
 
     def retire(self, submission: Submission) -> None:
         """W. After `collect`: recycle what the batch used and free what was released before its end."""

@@ -122,12 +122,20 @@ class Inbox(Generic[T]):
             os.eventfd_write(self._event, 1)
         return True
 
-    def get(self, timeout_s: float | None = None) -> T:
+    def get(self, timeout_s: float | None = None, spin_s: float = 0.0) -> T:
         """Wait for the next item; with `timeout_s` no longer than that.
+
+        Args:
+            spin_s: how long to look again and again before sleeping: a poster then wakes nobody, which spares a
+                hand-over the time that an idle core takes to wake up, and burns this one meanwhile.
 
         Raises:
             queue.Empty: the time passed.
         """
+        if spin_s:
+            until = time.monotonic() + spin_s
+            while not self._items and time.monotonic() < until:
+                time.sleep(0)  # gives the interpreter up
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             with self._lock:

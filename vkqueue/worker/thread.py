@@ -52,7 +52,8 @@ class DeviceThread:
         glance_us: how long the worker itself waits for a batch that is alone on the device, before it leaves the
             fence to the waiting side: a short job is spared a hop. No longer than the daemon holds back further rows
             while a batch is in flight, so that nobody waits for the glance to end.
-        spin_us: of that time, how long the fence is polled; burns a core meanwhile.
+        spin_us: of that time, how long the fence is polled; and how long the worker looks for another batch before it
+            sleeps. Burns a core meanwhile.
         cache_quiet_s: the pipeline cache is saved once no pipeline was built for so long.
     """
 

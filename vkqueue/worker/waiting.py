@@ -76,9 +76,16 @@ class Companion:
     """Waits on a thread of its own, which alone touches the line."""
 
     def __init__(
-        self, name: str, inbox: Inbox[Item], line: FenceLine, stop_at: Latch[float], deliver: Deliver
+        self,
+        name: str,
+        inbox: Inbox[Item],
+        line: FenceLine,
+        stop_at: Latch[float],
+        deliver: Deliver,
+        spin_s: float = 0.0,
     ) -> None:
         self._inbox = inbox
+        self._spin_s = spin_s
         self._line = line
         self._stop_at = stop_at
         self._deliver = deliver
@@ -91,7 +98,7 @@ class Companion:
             self._deliver(early_answer(submission.completion, abandoned()))
 
     def next_item(self) -> Item:
-        return self._inbox.get()
+        return self._inbox.get(spin_s=self._spin_s)
 
     def finish(self) -> None:
         self._submissions.post(None)
