@@ -43,8 +43,8 @@ def test_unknown_name() -> None:
 
 
 def test_both_clients_offer_the_same() -> None:
-    # What one pass of the loop starts leaves together anyway.
-    assert members(vkqueue.Client) - members(vkqueue.aio.AsyncClient) == {"batch"}
+    # What one pass of the loop starts leaves together anyway, and anything awaited can be given a time limit.
+    assert members(vkqueue.Client) - members(vkqueue.aio.AsyncClient) == {"batch", "timeout"}
     assert members(vkqueue.aio.AsyncClient) <= members(vkqueue.Client)
     assert members(vkqueue.Module) == members(vkqueue.aio.AsyncModule)
     assert members(vkqueue.Kernel) == members(vkqueue.aio.AsyncKernel)

@@ -134,6 +134,33 @@ def test_timeouts(daemon: Any) -> None:
         assert future.result().tobytes() == b"1234"
 
 
+def test_timeouts_while_writing(daemon: Any) -> None:
+    fake, path = daemon
+    data = np.zeros(1 << 20, F32)
+    with vkqueue.connect(path, timeout=20) as gpu:
+        copy = gpu.load(b"fake:copy").kernel
+        gpu.timeout = 0.01
+        assert gpu.timeout == 0.01
+        with fake.pause():
+            for start, args in ((copy, (data, 16)), (copy.submit, (data, 16)), (gpu.array, (data,))):
+                with pytest.raises(TimeoutError, match="took no more"):
+                    start(*args, **({} if start == gpu.array else {"grid": 1}))
+        gpu.timeout = 20
+        gpu.flush()
+        assert copy(b"1234", 4, grid=1).tobytes() == b"1234"
+        assert fake.methods().count("cancel") == 2
+
+
+def test_cancelling_what_runs_already(gpu: Any, daemon: Any) -> None:
+    copy = gpu.load(b"fake:copy").kernel
+    with daemon[0].hold():
+        future = copy.submit(b"1234", 4, grid=1)
+        job = daemon[0].call(lambda: daemon[0].sessions[0].queue.popleft())  # as if a device had taken it
+        assert future.cancel() is False
+        daemon[0].call(lambda: daemon[0].sessions[0].queue.append(job))
+    assert future.result().tobytes() == b"1234"
+
+
 def test_both_sockets_full(gpu: Any) -> None:
     """The daemon reads no more while its answers wait: writing has to go on reading."""
     copy = gpu.load(b"fake:copy").kernel

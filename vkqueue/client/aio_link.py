@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 from vkqueue.client import fork
 from vkqueue.client.call import Call
 from vkqueue.client.core import Core
-from vkqueue.errors import VkqueueError
+from vkqueue.errors import JobCancelledError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,7 +46,7 @@ class AsyncLink:
         self._out: deque[memoryview] = deque()
         self._writing = False  # the loop tells when the socket can be written
         self._scheduled = False  # a write comes in the loop's next pass
-        self._unsent: list[asyncio.Future[None]] = []  # those who wait until all is written
+        self._unsent: list[asyncio.Future[None]] = []  # those who wait until what they started is written
         self._loop.add_reader(sock, self._readable)
         fork.watch(self)
 
@@ -62,14 +62,15 @@ class AsyncLink:
         """Wait until all that was started is written: memory that it came from may then be reused."""
         if not self._writing:
             self._flush()
-        while (self._out or self.core.sent < self.core.started) and self.core.lost is None:
+        number = self.core.started
+        while (self._out or not self.core.has_sent(number)) and self.core.lost is None:
             waiter = self._loop.create_future()
             self._unsent.append(waiter)
             await waiter
 
     def crowded(self) -> bool:
         """Whether requests are held back, or the socket takes no more."""
-        return self._writing or self.core.sent < self.core.started
+        return self._writing or self.core.holding
 
     def _flush(self) -> None:
         self._scheduled = False
@@ -99,10 +100,10 @@ class AsyncLink:
                 self._loop.add_writer(self._sock, self._push)
             else:
                 self._loop.remove_writer(self._sock)
-        if not out and self.core.sent == self.core.started:
-            self._all_written()
+        if not out:
+            self._wake_writers()
 
-    def _all_written(self) -> None:
+    def _wake_writers(self) -> None:
         waiters, self._unsent = self._unsent, []
         for waiter in waiters:
             if not waiter.done():
@@ -138,7 +139,7 @@ class AsyncLink:
 
     def _shut(self) -> None:
         self._out.clear()
-        self._all_written()
+        self._wake_writers()
         if self._sock.fileno() >= 0 and os.getpid() == self._pid:
             self._loop.remove_reader(self._sock)
             self._loop.remove_writer(self._sock)
@@ -198,7 +199,5 @@ class AsyncFuture(Call[T]):
         if self.finished:
             return False
         asked = self.client.link.start(self.client.core.cancel, self)
-        if asked is not None:
-            await asked.wait()
-        await self.wait()
-        return isinstance(self.error, VkqueueError)
+        taken_back = asked is not None and await asked
+        return taken_back or isinstance(self.error, JobCancelledError)

@@ -48,6 +48,7 @@ _Request: TypeAlias = tuple[str, dict[str, Any], Callable[[Any], None] | None, t
 class _Held(NamedTuple):
     """A request that has not been sent."""
 
+    number: int  # what `started` was with it
     method: str
     params: dict[str, Any] | bytes
     target: Target
@@ -63,8 +64,8 @@ class Core:
     Attributes:
         hello: what the daemon said at the start; None before.
         lost: why the connection is over; None while it is not.
-        started, sent: how many requests were started, and how many of them, the first ones, have been passed
-            to the session: a shell that has seen `started` may wait until `sent` has come there.
+        started: how many requests were started in their turn.
+        settled: set when a call was ended here, not by an answer; for the shell, who clears it.
     """
 
     def __init__(self, new_call: Callable[[Callable[[Any], Any] | None, Iterable[Uses]], Call[Any]]) -> None:
@@ -72,7 +73,7 @@ class Core:
         self.hello: Hello | None = None
         self.lost: ConnectionLostError | None = None
         self.started = 0
-        self.sent = 0
+        self.settled = False
         self.calls: dict[int, Target] = {}
         self._new_call = new_call
         self._held: deque[_Held] = deque()
@@ -112,7 +113,7 @@ class Core:
         calls = self._under_way()
         self.calls.clear()
         self._held.clear()
-        self.sent = self.started
+        self.settled = True
         for call in calls:
             if not call.finished:
                 call.answered(self.lost_error(), None)
@@ -149,7 +150,6 @@ class Core:
             self._start("dispatch", packed, call)
         else:
             self.started += 1
-            self.sent += 1
             call.msgid = msgid = self.session.request_packed("dispatch", packed)
             self.calls[msgid] = call
         return call
@@ -165,13 +165,22 @@ class Core:
         dropped = [held.target for held in self._held if owner(held.target) is call]
         if dropped:
             self._held = deque(held for held in self._held if owner(held.target) is not call)
-            self.sent += len(dropped)
+            self.settled = True
         asked: Call[bool] | None = None
         for msgid in self._msgids(call):
             asked = self.control("cancel", {"msgid": msgid}, lambda result: bool(result["cancelled"]))
         for target in dropped:
             target.answered(JobCancelledError("cancelled before it was sent"), None)
         return asked
+
+    @property
+    def holding(self) -> bool:
+        """Whether requests are held back."""
+        return bool(self._held)
+
+    def has_sent(self, number: int) -> bool:
+        """Whether the first `number` of the requests started have been passed to the session, or dropped."""
+        return not self._held or self._held[0].number > number
 
     def outstanding(self) -> list[Call[Any]]:
         """The calls under way, oldest first; buffers that wait to be freed go out."""
@@ -209,16 +218,15 @@ class Core:
     ) -> None:
         self.started += 1
         if self._held or len(self.calls) >= self._max_calls:
-            self._held.append(_Held(method, params, target, after))
+            self._held.append(_Held(self.started, method, params, target, after))
         else:
-            self.sent += 1
             self._send(method, params, target, after)
 
     def _send_held(self) -> None:
         held = self._held
         while held and len(self.calls) < self._max_calls:
-            self.sent += 1
-            self._send(*held[0])
+            _, method, params, target, after = held[0]
+            self._send(method, params, target, after)
             held.popleft()  # not before, as in buffer_updated
 
     def _send(
@@ -232,6 +240,7 @@ class Core:
             else:
                 msgid = self.session.request(method, params)
         except VkqueueError as error:  # a value that cannot travel, or too much of it: nothing was queued
+            self.settled = True
             target.answered(error, None)
             return
         self.calls[msgid] = target
@@ -243,6 +252,7 @@ class Core:
         """Name the requests to wait for; False if one has failed already (the target is answered then)."""
         for call in after:
             if call.error is not None:
+                self.settled = True
                 target.answered(DependencyError(f"a call named in `after` failed: {call.error}"), None)
                 return False
         params["after"] = [msgid for call in after for msgid in self._msgids(call)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from vkqueue.client.call import Call
-from vkqueue.errors import VkqueueError
+from vkqueue.errors import JobCancelledError
 
 T = TypeVar("T")
 
@@ -48,8 +48,8 @@ class Future(Call[T]):
 
     def cancel(self) -> bool:
         """Take the work back, if it has not been submitted to the device; whether that came in time."""
-        asked = self.client.link.start(self.client.core.cancel, self)
-        if asked is None:
+        if self.finished:
             return False
-        asked.result()
-        return isinstance(self.exception(0), VkqueueError)
+        asked = self.client.link.start(self.client.core.cancel, self)
+        taken_back = asked is not None and asked.result()
+        return taken_back or isinstance(self.error, JobCancelledError)

@@ -31,6 +31,7 @@ from typing import Any, ParamSpec, TypeVar
 from vkqueue.client import fork
 from vkqueue.client.call import Call
 from vkqueue.client.core import Core
+from vkqueue.errors import VkqueueError
 from vkqueue.wire.codec import LARGE
 
 P = ParamSpec("P")
@@ -65,11 +66,13 @@ class Link:
     Args:
         sock: connected; owned from now on.
         core: what is sent and who gets the answers.
+        timeout: seconds that writing a request may take.
     """
 
-    def __init__(self, sock: socket.socket, core: Core) -> None:
+    def __init__(self, sock: socket.socket, core: Core, timeout: float | None = None) -> None:
         sock.setblocking(False)
         self.core = core
+        self.timeout = timeout
         self._sock = sock
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -95,17 +98,27 @@ class Link:
         Raises:
             ConnectionLostError: the connection is over.
             VkqueueError: `build` raised it; nothing was started.
+            TimeoutError: it could not be written within `timeout`.
         """
         with self._lock:
             result, done = self._run(build, *args, **kwargs)
         if done is not None:
-            self.until(done)
+            try:
+                if not self.until(done, self.timeout):
+                    raise TimeoutError(f"the daemon took no more requests for {self.timeout} s")
+            except BaseException:
+                if isinstance(result, Call):
+                    self.abandon(result)
+                raise
         return result
 
-    def post(self, build: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As `start`, but not waiting for a socket that is full."""
-        with self._lock:
-            return self._run(build, *args, **kwargs)[0]
+    def abandon(self, call: Call[Any]) -> None:
+        """Cancel a call that nobody waits for any more, as far as that goes without waiting."""
+        try:
+            with self._lock:
+                self._run(self.core.cancel, call)
+        except VkqueueError:
+            pass  # the connection is over, and the work with it
 
     @contextmanager
     def gather(self) -> Iterator[None]:
@@ -139,15 +152,18 @@ class Link:
         written = self._push()
         self._torn = False
         core = self.core
-        if written and core.sent == core.started and core.lost is None:
+        if core.settled:
+            core.settled = False
+            self._prod()
+        if core.lost is not None or (written and not core.holding):
             return result, None
         self._prod()
-        if core.sent == core.started:
+        if not core.holding:
             mark = self._queued
             return result, lambda: self._written >= mark or core.lost is not None
         # Some are held back for answers to come. Whoever drives writes them at once when they are sent.
         started = core.started
-        return result, lambda: (core.sent >= started and not self._out) or core.lost is not None
+        return result, lambda: (core.has_sent(started) and not self._out) or core.lost is not None
 
     # Waiting.
 

@@ -22,7 +22,7 @@ from vkqueue.client.launch import LaunchPlan
 from vkqueue.client.link import Link
 from vkqueue.client.module import BaseKernel, BaseModule, Saved, Source, module_params, read_module, source_params
 from vkqueue.client.spawn import START_S, ensure_running
-from vkqueue.errors import ConnectionLostError, ShuttingDownError, VkqueueError
+from vkqueue.errors import ConnectionLostError, ShuttingDownError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -176,8 +176,7 @@ class Client:
 
     def __init__(self, sock: socket.socket, timeout: float | None = None) -> None:
         self.core = Core(self._new_call)
-        self.link = Link(sock, self.core)
-        self.timeout = timeout
+        self.link = Link(sock, self.core, timeout)
 
     def _new_call(self, decode: Callable[[Any], Any] | None, uses: Any) -> Future[Any]:
         return Future(self, decode, uses)
@@ -192,17 +191,20 @@ class Client:
 
     def _finish(self, future: Future[T]) -> T:
         try:
-            return future.result(self.timeout)
+            return future.result(self.link.timeout)
         except BaseException:
             if not future.finished:  # out of time, or interrupted: nobody waits for it any more
-                self._abandon(future)
+                self.link.abandon(future)
             raise
 
-    def _abandon(self, future: Future[Any]) -> None:
-        try:
-            self.link.post(self.core.cancel, future)
-        except VkqueueError:
-            pass  # the connection is over, and the work with it
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that any blocking call may take; None: as long as it takes."""
+        return self.link.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float | None) -> None:
+        self.link.timeout = seconds
 
     @property
     def _hello(self) -> Hello:
