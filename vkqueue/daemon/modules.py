@@ -1,16 +1,20 @@
 """Modules by content: analysed once whoever loads them, and turned into kernels per device on first use.
 
+    source text → (compiler, in the helper process)
     bytes → Code (analysis of the helper process) → variant (with specialization values) → DeviceKernel (plan, pipeline)
 
 A SPIR-V module is one shader with all its kernels; in one of TVM's forms each kernel has a shader of its own, a range
 of the module's bytes.
 
-Analysis, variants and pipelines are each made once however many clients ask at once; all callbacks run on the loop.
+Compilations, analyses, variants and pipelines are each made once however many clients ask at once; all callbacks run
+on the loop.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -29,6 +33,7 @@ SpecKey = tuple[tuple[int, bytes], ...]
 _KEEP_CODES = 256
 _KEEP_BYTES = 64 * 2**20
 _KEEP_VARIANTS = 4096
+_KEEP_SOURCES = 4096
 
 
 class Helper(Protocol):
@@ -102,6 +107,7 @@ class ModuleTable:
     def __init__(self, helper: Helper) -> None:
         self._helper = helper
         self._codes: OrderedDict[str, Code] = OrderedDict()
+        self._sources: OrderedDict[str, str] = OrderedDict()  # hash of a source and all it is compiled with → of a Code
         self._waiting: dict[Any, list[Done]] = {}
 
     def load(self, form: str, data: bytes, meta: str | None, on_done: Done) -> None:
@@ -124,6 +130,35 @@ class ModuleTable:
                 self._helper.submit("analyse", data, {}, analysed)
             else:
                 self._helper.submit("analyse_tvm", data, {"form": form, "meta": meta}, analysed)
+
+    def load_source(self, text: str, how: dict[str, Any], on_done: Done) -> None:
+        """Compile source text and analyse the outcome; `on_done` as for `load`.
+
+        Args:
+            how: the other arguments of `kernels.source.compile_source`, by name.
+        """
+        source = _source_digest(text, how)
+        code = self._codes.get(self._sources.get(source, ""))
+        if code is not None:
+            self._codes.move_to_end(code.digest)
+            self._sources.move_to_end(source)
+            on_done(code)
+            return
+
+        def compiled(result: Any) -> None:
+            if not isinstance(result, VkqueueError):
+                spirv = base64.b64decode(result["spirv"])
+                digest = self._sources[source] = _digest("spirv", spirv, None)
+                if len(self._sources) > _KEEP_SOURCES:
+                    self._sources.popitem(last=False)
+                if digest not in self._codes:
+                    self._codes[digest] = Code(digest, "spirv", spirv, None, result["analysis"])
+                result = self._codes[digest]
+                self._trim()
+            self._answer(source, result)
+
+        if self._join(source, on_done):
+            self._helper.submit("source", text.encode(), how, compiled)
 
     def variant(self, code: Code, name: str, spec: SpecKey, values: dict[int, Any], on_done: Done) -> None:
         """A kernel under these specialization values: `on_done` gets a map by name with it in, or the error."""
@@ -194,6 +229,19 @@ def _digest(form: str, data: bytes, meta: str | None) -> str:
     if form != "spirv":
         digest.update(f"{len(data)} {form} {meta or ''}".encode())
     return digest.hexdigest()
+
+
+def _source_digest(text: str, how: Mapping[str, Any]) -> str:
+    """The hash of a text and of everything that its compilation depends on."""
+    digest = hashlib.sha256()
+    small = {name: value for name, value in how.items() if name != "includes"}
+    parts = [json.dumps(small, sort_keys=True), text]
+    for name, include in sorted(how.get("includes", {}).items()):
+        parts += [name, include]
+    for part in parts:
+        raw = part.encode()
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return "source " + digest.hexdigest()
 
 
 def specialization(kernel: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[SpecKey, dict[int, Any]]:

@@ -110,8 +110,6 @@ class Requests:
     def module_load(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         handle = session.handles.pop(msgid)
         form = next(k for k in ("spirv", "tvm", "tvm_file", "tvm_library", "source") if k in p)
-        if form == "source":
-            raise UnsupportedError(f"module.load: this daemon does not take modules as {form!r}; give spirv")
         if not self._service.devices_working():
             raise UnsupportedError("module.load: no device works, so no kernel can run; see `vkqueue doctor`")
         if session.modules >= self._limits.max_modules:
@@ -119,8 +117,8 @@ class Requests:
                 f"max_modules: this connection holds {session.modules} modules, its limit; unload some",
                 {"quota": "max_modules", "limit": self._limits.max_modules},
             )
-        data, meta = bytes(p[form]), p.get("tvm_meta")
-        size = len(data) + len(meta or "")
+        data, meta, includes = p[form], p.get("tvm_meta"), p.get("includes", {})
+        size = len(data) + len(meta or "") + sum(len(name) + len(text) for name, text in includes.items())
         if size > self._limits.max_module_bytes:
             raise TooLargeError(
                 f"{form}: {size} bytes are over max_module_bytes ({self._limits.max_module_bytes})",
@@ -137,7 +135,18 @@ class Requests:
                 self._loaded(session, msgid, module, p.get("entry"), result)
                 self._service.analysed(session)
 
-        self._service.modules.load(form, data, meta, done)
+        if form == "source":
+            how = {"target_env": self._target_env()}
+            how |= {name: p[name] for name in ("language", "entry", "defines", "includes", "target_env") if name in p}
+            self._service.modules.load_source(data, how, done)
+        else:
+            self._service.modules.load(form, bytes(data), meta, done)
+
+    def _target_env(self) -> str:
+        """What sources are compiled for if the client does not say: what every device that works takes."""
+        versions = [d.info.api_version.split(".")[:2] for d in self._service.devices_working() if d.info is not None]
+        lowest = min((int(major), int(minor)) for major, minor in versions)
+        return f"vulkan1.{min(max(lowest, (1, 1)), (1, 3))[1]}"
 
     def _loaded(self, session: Session, msgid: int, module: Module, entry: str | None, result: Any) -> None:
         try:

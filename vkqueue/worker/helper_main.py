@@ -71,6 +71,7 @@ KINDS: dict[str, Kind] = {
     "analyse_tvm": Kind("vkqueue.kernels.tvm", "analyse_tvm", _analyse_tvm),
     "disassemble": Kind("vkqueue.kernels.disasm", "disassemble", _payload_only),
     "disassemble_all": Kind("vkqueue.kernels.tvm", "disassemble_all", _with_arguments),
+    "source": Kind("vkqueue.kernels.source", "compile_source", _with_arguments, CompileError),
 }
 
 
