@@ -30,10 +30,14 @@ COPY = 4
 """token: one read range and one write range of equal size on different buffers or disjoint ranges."""
 CREATE = 5
 """target: the new buffer's id; token: one write range over all of it (none when the size is 0);
-grid: the client's handle, for the answer; payload: (size, bytes-like or None). Without bytes the buffer is zero."""
+grid: the client's handle, for the answer; payload: (size, bytes-like, Shared or None). Without bytes the buffer is zero.
+Of Shared memory the token has no range: its bytes are the client's."""
 FREE = 6
 """target: the id of a buffer to release; token as CREATE's. It waits its turn behind what uses the buffer, and is
 acted on when it comes: batches do not contain it."""
+GRAPH = 7
+"""A graph's launch. target: its GraphInstance; token: everything of clients' that the instance touches, and its arenas;
+payload: None, or as DISPATCH's, one entry for each of the instance's `transients`."""
 
 # Places of a row. The session id is opaque to everything below the daemon but for isolation: transient
 # memory of two sessions is never shared where the device cannot bound accesses by the descriptor's range.
@@ -56,6 +60,24 @@ Range: TypeAlias = tuple[int, int, int]
 
 STORAGE = "storage"
 UNIFORM = "uniform"
+
+
+class Shared:
+    """Memory that a client and the daemon both have mapped, to become a buffer.
+
+    Attributes:
+        map: the daemon's mapping, whole pages, which cannot shrink (the file is sealed). Who drops the last reference
+            unmaps it.
+    """
+
+    __slots__ = ("map",)
+
+    def __init__(self, map: Any) -> None:
+        self.map = map
+
+    def __len__(self) -> int:
+        """Bytes of payload that the daemon holds: none, the client holds them."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +179,54 @@ class PipelineSpec:
     label: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """One step of a graph. Ranges are (place, first byte, end byte), places those of the instance.
+
+    Attributes:
+        op: DISPATCH, COPY, FILL or WRITE.
+        entries: (place, offset, size): of DISPATCH one for each descriptor, in a token's order; of COPY what is read and
+            what is written; of FILL and WRITE what is written.
+        barrier: stands before this node.
+        pipeline, layout, constants, grid: of DISPATCH.
+        data: of FILL the 32-bit word, of WRITE bytes (a multiple of 4).
+    """
+
+    op: int
+    entries: tuple[tuple[int, int, int], ...]
+    reads: tuple[Range, ...]
+    writes: tuple[Range, ...]
+    barrier: bool = False
+    pipeline: int = 0
+    layout: Layout | None = None
+    constants: bytes = b""
+    grid: tuple[int, int, int] = (1, 1, 1)
+    data: int | bytes = 0
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphInstance:
+    """A graph with all that a recording of it depends on: buffers and scalars. `id` is never reused.
+
+    Attributes:
+        nodes: in the order of execution.
+        places: (buffer id, first byte) for each place that nodes name.
+        arenas: (buffer id, size) of the graph's own buffers among them. The backend makes them, zeroed, when it first
+            meets them; they are released as any buffer.
+        transients: (place, size) of what comes and leaves with a launch: copied there before the nodes and from there
+            after them.
+        results: names of those that leave.
+    """
+
+    id: int
+    nodes: tuple[GraphNode, ...]
+    places: tuple[tuple[int, int], ...]
+    arenas: tuple[tuple[int, int], ...] = ()
+    transients: tuple[tuple[int, int], ...] = ()
+    results: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class Batch:
     """Rows that are recorded into one command buffer and submitted together.
@@ -179,6 +249,8 @@ class Release:
 
     buffers: tuple[int, ...] = ()
     pipelines: tuple[int, ...] = ()
+    instances: tuple[int, ...] = ()
+    """Graphs' instances that will not be launched again (they may be, at the cost of another recording)."""
 
 
 @dataclass(slots=True)
@@ -187,7 +259,7 @@ class Completion:
 
     Attributes:
         errors: row index -> error. One bad row fails alone.
-        results: row index -> list of bytes-like (READ: one; DISPATCH: its `out` and `inout` entries in order).
+        results: row index -> list of bytes-like (READ: one; DISPATCH, GRAPH: their `out` and `inout` entries in order).
         device_us: row index -> microseconds on the device, for rows that asked for timing on a device that
             has timestamps.
         submits: queue submissions made (0 when the host did all of it).

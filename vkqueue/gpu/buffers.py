@@ -7,13 +7,16 @@ byte and the end is the client's as well, and zeroed with the rest.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
+from typing import TypeAlias
 
 from vkqueue.errors import NotFoundError, OutOfDeviceMemoryError, TooLargeError, VkqueueError
 from vkqueue.gpu import binding
 from vkqueue.gpu.arena import Arena
 from vkqueue.gpu.device import Device
 from vkqueue.gpu.hot import param
+from vkqueue.gpu.imported import ImportedBuffer
 from vkqueue.gpu.mapped import Mapping
 from vkqueue.gpu.memory import Allocation, Memory, MemoryType, TypeChoice, choose_types
 from vkqueue.gpu.space import align_up
@@ -104,6 +107,9 @@ class DeviceBuffer:
         self.empty: DeviceBuffer | None = None
 
 
+ClientBuffer: TypeAlias = DeviceBuffer | ImportedBuffer
+
+
 class Buffers:
     """All VkBuffers of a device.
 
@@ -111,13 +117,14 @@ class Buffers:
         types: the memory types in use.
         memory: the blocks.
         count: clients' buffers, with those that wait to be freed.
+        host_sees: whether the host reads or writes clients' buffers directly: there is a barrier for it then.
         reclaim: called when the device has no more memory, to give back what is only kept for later.
     """
 
     def __init__(self, device: Device) -> None:
         vk = binding.vk
         self._device = device
-        self._ids: dict[int, DeviceBuffer] = {}
+        self._ids: dict[int, ClientBuffer] = {}
         self._info = binding.ffi.new("VkBufferCreateInfo *")
         self._info.sType = vk.VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO
         self._info.sharingMode = vk.VK_SHARING_MODE_EXCLUSIVE
@@ -141,6 +148,7 @@ class Buffers:
         probe = self._create(256)
         self._destroy_handle(probe)
         self.types: TypeChoice = choose_types(memory_types(device), self._needs.memoryTypeBits)
+        self.host_sees = self.types.client.host_visible
         self._pad = max(
             4, self._needs.alignment, device.robust_storage_alignment, device.robust_uniform_alignment
         )
@@ -150,7 +158,7 @@ class Buffers:
             max_allocation_size=self._limits.get("maxMemoryAllocationSize", 1 << 62),
         )
 
-    def get(self, id: int) -> DeviceBuffer:
+    def get(self, id: int) -> ClientBuffer:
         """A client's buffer.
 
         Raises:
@@ -173,18 +181,31 @@ class Buffers:
         self.count += 1
         return buffer
 
-    def take(self, id: int) -> DeviceBuffer | None:
+    def adopt(self, id: int, pages: mmap.mmap, size: int) -> None:
+        """Make a client's buffer of memory that it shares.
+
+        Raises:
+            UnsupportedError, InvalidError, OutOfDeviceMemoryError: see `imported.ImportedBuffer`.
+        """
+        self._ids[id] = ImportedBuffer(self._device, pages, size, self._info.usage)
+        self.host_sees = True
+        self.count += 1
+
+    def take(self, id: int) -> ClientBuffer | None:
         """Forget a client's buffer; the caller destroys it with `destroy_client` once nothing uses it."""
         return self._ids.pop(id, None)
 
-    def destroy_client(self, buffer: DeviceBuffer) -> None:
+    def destroy_client(self, buffer: ClientBuffer) -> None:
         """Free what `take` returned."""
         if buffer.empty is not None:
             self.destroy(buffer.empty)
-        self.destroy(buffer)
+        if isinstance(buffer, ImportedBuffer):
+            buffer.free()
+        else:
+            self.destroy(buffer)
         self.count -= 1
 
-    def empty_of(self, buffer: DeviceBuffer) -> DeviceBuffer:
+    def empty_of(self, buffer: ClientBuffer) -> ClientBuffer:
         """What to bind for an empty range of `buffer`: a descriptor's range must not be empty, and binding bytes of
         the buffer itself would let a kernel write them. Its bytes are undefined.
 

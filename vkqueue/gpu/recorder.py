@@ -11,6 +11,7 @@ import logging
 from typing import Any
 
 from vkqueue.errors import DeviceLostError, InternalError, NotFoundError, VkqueueError
+from vkqueue.gpu.buffers import Buffers
 from vkqueue.gpu.commands import Commands
 from vkqueue.gpu.descriptors import Descriptors
 from vkqueue.gpu.device import Device
@@ -33,7 +34,7 @@ class Recorder:
     """Records batches for one device.
 
     Args:
-        host_sees_clients: whether clients' buffers lie in memory that the host reads or writes directly.
+        buffers: clients', to know whether the host reads or writes them directly.
 
     Attributes:
         gone: pipelines that were released and may not be named any more.
@@ -47,8 +48,7 @@ class Recorder:
         payloads: Payloads,
         transfers: Transfers,
         commands: Commands,
-        *,
-        host_sees_clients: bool,
+        buffers: Buffers,
     ) -> None:
         self._raw = device.raw
         self._pipelines = pipelines
@@ -58,7 +58,7 @@ class Recorder:
         self._commands = commands
         self._labels = device.debug_labels
         self._timestamps = device.timestamp_period > 0
-        self._host_sees_clients = host_sees_clients
+        self._buffers = buffers
         self._owed = False  # a barrier that the stream counts on was recorded in a batch that was not submitted
         self.gone: set[int] = set()
 
@@ -196,7 +196,7 @@ class Recorder:
                 source, target = scratch.block.buffer, result.block.buffer
                 commands.copy(main, source, scratch.offset, target, result.offset, result.size)
             frame.host_sees = True
-        if frame.host_sees or self._host_sees_clients:
+        if frame.host_sees or self._buffers.host_sees:
             commands.barrier_to_host(main)
         frame.end(frame.main)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from vkqueue.errors import InternalError, VkqueueError
-from vkqueue.gpu.buffers import Buffers, DeviceBuffer
+from vkqueue.gpu.buffers import Buffers, ClientBuffer, DeviceBuffer
 from vkqueue.gpu.commands import Commands
 from vkqueue.gpu.frame import Frame
 from vkqueue.gpu.mapped import Mapping
 from vkqueue.gpu.payload import Payloads
-from vkqueue.model import COPY, CREATE, FILL, READ, WRITE, Completion, Range, Row
+from vkqueue.model import COPY, CREATE, FILL, READ, WRITE, Completion, Range, Row, Shared
 
 _UNSEEN = "a DIRECT row on memory that the host does not see"
 # Zeroing a new buffer of up to this size is done by the host wherever it sees the buffer: less than a command costs.
@@ -90,6 +90,10 @@ class Transfers:
 
     def _create(self, frame: Frame, completion: Completion, index: int, row: Row, direct: bool) -> bool:
         id, (size, data) = row[4], row[7]
+        if type(data) is Shared:
+            self._buffers.adopt(id, data.map, size)
+            frame.by_host.add(index)
+            return False
         if data is not None and len(data) != size:
             raise InternalError(f"a buffer of {size} bytes with {len(data)} bytes of data")
         buffer = self._buffers.create(id, size)
@@ -125,13 +129,13 @@ class Transfers:
             self._commands.fill(frame.main_param, buffer, 0, capacity, 0)
         return True
 
-    def _upload(self, frame: Frame, buffer: DeviceBuffer, start: int, data: object, size: int) -> None:
+    def _upload(self, frame: Frame, buffer: ClientBuffer, start: int, data: object, size: int) -> None:
         """Copy `data`, followed by zeros up to `size` bytes, through staging memory."""
         source = frame.slices.take(self._payloads.upload, size)
         source.fill(data)
         self._commands.copy(frame.main_param, source.block.buffer, source.offset, buffer, start, size)
 
-    def _range(self, ranges: tuple[Range, ...]) -> tuple[DeviceBuffer, int, int]:
+    def _range(self, ranges: tuple[Range, ...]) -> tuple[ClientBuffer, int, int]:
         """(buffer, first byte, size) of a row's one range, inside the buffer."""
         if len(ranges) != 1:
             raise InternalError(f"a transfer with {len(ranges)} ranges on one side")
@@ -142,7 +146,7 @@ class Transfers:
         return buffer, start, end - start
 
 
-def _mapped(buffer: DeviceBuffer) -> Mapping:
+def _mapped(buffer: ClientBuffer) -> Mapping:
     if buffer.mapping is None:
         raise InternalError(_UNSEEN)
     return buffer.mapping

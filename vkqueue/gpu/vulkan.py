@@ -13,7 +13,7 @@ from collections import deque
 
 from vkqueue.errors import DeviceLostError, NotFoundError, VkqueueError
 from vkqueue.gpu.backend import Submission
-from vkqueue.gpu.buffers import Buffers, DeviceBuffer
+from vkqueue.gpu.buffers import Buffers, ClientBuffer
 from vkqueue.gpu.commands import Commands
 from vkqueue.gpu.descriptors import Descriptors
 from vkqueue.gpu.device import Device, DeviceOptions, list_devices, open_device, open_instance
@@ -71,12 +71,12 @@ class VulkanBackend:
             self.payloads,
             Transfers(self.buffers, self.payloads, commands),
             commands,
-            host_sees_clients=client.host_visible,
+            self.buffers,
         )
         self._frames: list[Frame] = []  # idle ones
         self._in_flight: dict[int, VulkanSubmission] = {}  # by order, rising
         self._order = 0
-        self._deferred: deque[tuple[int, list[DeviceBuffer], tuple[int, ...]]] = deque()
+        self._deferred: deque[tuple[int, list[ClientBuffer], tuple[int, ...]]] = deque()
         self._lost: DeviceLostError | None = None
         self._closed = False
 

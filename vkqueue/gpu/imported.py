@@ -1,0 +1,110 @@
+"""Buffers whose memory is a client's: pages that both have mapped, imported with VK_EXT_external_memory_host.
+
+The device reads and writes the client's own bytes, so a payload is not copied on its way. The pages are whole, stay as
+many as they are (the file is sealed against shrinking), and are kept mapped for as long as the buffer lives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+from vkqueue.errors import InvalidError, UnsupportedError, VkqueueError
+from vkqueue.gpu import binding
+from vkqueue.gpu.arena import Arena
+from vkqueue.gpu.device import Device
+from vkqueue.gpu.hot import param
+from vkqueue.gpu.mapped import Mapping
+
+_HOST_ALLOCATION = 0x80  # VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
+_COHERENT, _CACHED = 0x4, 0x8
+
+
+class ImportedBuffer:
+    """A VkBuffer over imported pages. It has what the rest of the backend asks of `buffers.DeviceBuffer`.
+
+    Args:
+        pages: the mapping; its length is the buffer's capacity.
+        size: bytes that the client asked for.
+
+    Raises:
+        UnsupportedError: the device cannot import host memory, or none of its memory types takes these pages.
+        InvalidError: the pages are not as many, or not aligned, as the device wants them.
+        OutOfDeviceMemoryError
+    """
+
+    __slots__ = (
+        "_device",
+        "_hold",
+        "_memory",
+        "_pages",
+        "capacity",
+        "empty",
+        "handle",
+        "mapping",
+        "offset",
+        "param",
+        "size",
+    )
+
+    def __init__(self, device: Device, pages: mmap.mmap, size: int, usage: int) -> None:
+        self._device = device
+        self._pages = pages
+        self._hold = ctypes.c_char.from_buffer(pages)  # as long as it lives the mapping cannot be closed
+        address, capacity = ctypes.addressof(self._hold), len(pages)
+        alignment = device.host_pointer_alignment
+        if not alignment:
+            raise UnsupportedError("the device cannot import memory (it has no VK_EXT_external_memory_host)")
+        if capacity % alignment or address % alignment:
+            raise InvalidError(
+                f"shared memory of {capacity} bytes: the device imports multiples of {alignment}",
+                {"size": capacity, "minImportedHostPointerAlignment": alignment},
+            )
+        self.size, self.capacity, self.offset = size, capacity, 0
+        self.empty = None
+        with Arena() as arena:
+            external = arena.struct("VkExternalMemoryBufferCreateInfo", handleTypes=_HOST_ALLOCATION)
+            info = arena.struct(
+                "VkBufferCreateInfo", size=capacity, usage=usage, sharingMode=binding.vk.VK_SHARING_MODE_EXCLUSIVE
+            )
+            arena.chain(info, external)
+            self.handle = device.create("VkBuffer", info)
+            self.param = param(self.handle)
+            try:
+                self._memory = self._import(arena, address)
+            except VkqueueError:
+                device.destroy("VkBuffer", self.handle)
+                raise
+        try:
+            device.calls.vkBindBufferMemory(device.handle, self.handle, self._memory, 0)
+        except VkqueueError:
+            self.free()
+            raise
+        self.mapping = Mapping(address, capacity)
+
+    def _import(self, arena: Arena, address: int) -> int:
+        device, ffi = self._device, binding.ffi
+        pointer = ffi.cast("void *", address)
+        accepted = arena.out("VkMemoryHostPointerPropertiesEXT *")
+        accepted.sType = binding.vk.VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT
+        device.calls.vkGetMemoryHostPointerPropertiesEXT(device.handle, _HOST_ALLOCATION, pointer, accepted)
+        needs = arena.out("VkMemoryRequirements *")
+        device.hot.get_buffer_memory_requirements(device.handle, self.handle, binding.address(needs))
+        types = [
+            t
+            for t in device.memory_types
+            if accepted.memoryTypeBits & needs.memoryTypeBits & (1 << t.index) and t.flags & _COHERENT
+        ]
+        if not types:
+            raise UnsupportedError("no coherent memory type of the device takes the shared pages")
+        best = max(types, key=lambda t: t.flags & _CACHED)
+        info = arena.struct("VkMemoryAllocateInfo", allocationSize=self.capacity, memoryTypeIndex=best.index)
+        arena.chain(
+            info, arena.struct("VkImportMemoryHostPointerInfoEXT", handleType=_HOST_ALLOCATION, pHostPointer=pointer)
+        )
+        return device.create("VkDeviceMemory", info)
+
+    def free(self) -> None:
+        """Give the pages back; nothing on the device may use them any more."""
+        self._device.destroy("VkBuffer", self.handle)
+        self._device.destroy("VkDeviceMemory", self._memory)
