@@ -64,6 +64,15 @@ class History:
         if row[1] >= 0:
             self.known.append((row[0], row[1]))
 
+    def run(self, session: int, uses: list[int]) -> None:
+        """Several plain rows at once."""
+        rows = [launch(token([], [b]), next(self.msgids), session=session, stamp=self.clock) for b in uses]
+        self.known += [(session, row[1]) for row in rows]
+        self.real.submit_plain(session, rows, self.clock)
+        for row in rows:
+            self.plain.submit(row)
+        self.both(lambda s: None)
+
     def take(self, most: int) -> None:
         self.both(lambda s: s.take(most, self.clock))
 
@@ -133,6 +142,7 @@ acts = st.one_of(
     st.tuples(
         st.just("buffer"), session, st.sampled_from(["free", "create"]), st.integers(1, 4), st.sampled_from([0, 64])
     ),
+    st.tuples(st.just("run"), session, st.lists(st.integers(1, 4), min_size=1, max_size=4)),
     st.tuples(st.just("take"), st.integers(0, 6)),
     st.tuples(st.just("tick"), st.integers(1, 3)),
     st.tuples(st.just("expire")),

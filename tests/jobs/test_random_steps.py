@@ -12,6 +12,7 @@ from random import Random
 import pytest
 from support.jobs import MIXED, PUSHED, RINGED, Judge, conflict, create, free, launch, read, token, write
 
+from vkqueue.jobs import stream as stream_module
 from vkqueue.jobs.batcher import Batcher, Close, Wait
 from vkqueue.jobs.job import TERMINAL, Event, State, advance
 from vkqueue.jobs.scheduler import Scheduler
@@ -407,7 +408,8 @@ class World:
 @pytest.mark.parametrize("whole_buffers", [True, False], ids=["buffers", "ranges"])
 @pytest.mark.parametrize("max_push", [0, 4], ids=["rings", "push"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_random_steps(seed: int, max_push: int, whole_buffers: bool) -> None:
+def test_random_steps(seed: int, max_push: int, whole_buffers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "_MIN_SLOTS", 6)  # so that tokens have to make room for others
     world = World(seed + max_push + 100 * whole_buffers, max_push=max_push, whole_buffers=whole_buffers)
     for _ in range(12_500):
         world.step()

@@ -135,6 +135,20 @@ def test_a_held_row_does_not_age_the_ready_ones() -> None:
     assert rig.oldest_ns == 100
 
 
+@pytest.mark.parametrize("session", [1, 2], ids=["same connection", "another"])
+def test_a_row_that_was_admitted_late_counts_from_its_receipt(session: int) -> None:
+    rig = Rig(2)
+    rig.clock = 99
+    rig.put(1)
+    assert rig.oldest_ns == 100
+    rig.clock = 9
+    rig.put(2, session=session)
+    assert rig.oldest_ns == 10
+    rig.put(3)
+    rig.cancel(1, 3)
+    assert rig.oldest_ns == (10 if session == 2 else 100), "in a plain queue the first row speaks for the rest"
+
+
 # Order and held rows
 
 

@@ -284,9 +284,11 @@ def test_rule_1_each_launch_with_transient_entries_has_descriptors_of_its_own() 
     assert rig.batch(second) == ["i3"]
 
 
-def test_rule_1_slots_of_transient_launches_come_back(rig: Rig) -> None:
+@pytest.mark.parametrize("same", [False, True], ids=["tokens of their own", "one token"])
+def test_rule_1_slots_of_transient_launches_come_back(rig: Rig, same: bool) -> None:
+    one = token([A], shape=RINGED, cached=False)
     for _ in range(40):
-        marks = rig.batch(*(token([A], shape=RINGED, cached=False) for _ in range(16)))
+        marks = rig.batch(*(one if same else token([A], shape=RINGED, cached=False) for _ in range(16)))
         slots = [int(mark[1:]) for mark in marks]
         assert len(set(slots)) == 16
         assert max(slots) < 64 + 16

@@ -19,11 +19,12 @@ from vkqueue.model import ROW_MSGID, ROW_STAMP, Row
 class _SessionQueue:
     """One connection's rows: `plain` while none asks for more than its turn, then `ordered` until that is empty."""
 
-    __slots__ = ("active", "failures", "id", "ordered", "plain", "waiters")
+    __slots__ = ("active", "failures", "id", "oldest", "ordered", "plain", "waiters")
 
     def __init__(self, id: int) -> None:
         self.id = id
-        self.active = False
+        self.active = False  # whether it takes turns: while it has ready rows
+        self.oldest = 0  # receipt of its longest waiting ready row, while it has one
         self.plain: deque[Row] = deque()
         self.ordered: OrderedQueue | None = None
         self.waiters: dict[int, dict[Entry, None]] = {}  # msgid -> entries that name it, in order
@@ -32,6 +33,13 @@ class _SessionQueue:
     @property
     def ready(self) -> int:
         return self.ordered.ready_count if self.ordered is not None else len(self.plain)
+
+    def look(self) -> None:
+        """The longest waiting ready row may have left: who is it now?"""
+        self.oldest = self.ordered.oldest_ns() if self.ordered is not None else self.plain[0][ROW_STAMP]
+
+
+_oldest_of = attrgetter("oldest")
 
 
 class Scheduler:
@@ -110,14 +118,10 @@ class Scheduler:
             self.ready += 1
         elif not self._submit_ordered(queue, row, wait_for, frozenset(outstanding)):
             return
-        if self._oldest is not None and now_ns < self._oldest:
-            self._oldest = now_ns
-        if not queue.active:
-            queue.active = True
-            self._active.append(queue)
+        self._line_up(queue, now_ns)
 
     def submit_plain(self, session: int, rows: list[Row], now_ns: int) -> None:
-        """`submit` for rows of one connection, without options and with their pipelines ready."""
+        """`submit` for one or more rows of one connection, without options and with their pipelines ready."""
         queue = self._sessions[session]
         if queue.ordered is not None:
             for row in rows:
@@ -126,11 +130,18 @@ class Scheduler:
         queue.plain.extend(rows)
         self.queued += len(rows)
         self.ready += len(rows)
-        if self._oldest is not None and now_ns < self._oldest:
-            self._oldest = now_ns
+        self._line_up(queue, now_ns)
+
+    def _line_up(self, queue: _SessionQueue, now_ns: int) -> None:
+        """A connection has one more ready row."""
         if not queue.active:
             queue.active = True
+            queue.oldest = now_ns
             self._active.append(queue)
+        elif now_ns < queue.oldest:
+            queue.oldest = now_ns
+        if self._oldest is not None and now_ns < self._oldest:
+            self._oldest = now_ns
 
     def _submit_ordered(self, queue: _SessionQueue, row: Row, wait_for: int | None, after: frozenset[int]) -> bool:
         """Whether the row is ready."""
@@ -161,11 +172,7 @@ class Scheduler:
         if not self.ready:
             return 0
         if self._oldest is None:
-            self._oldest = min(
-                queue.ordered.oldest_ns() if queue.ordered is not None else queue.plain[0][ROW_STAMP]
-                for queue in self._active
-                if queue.ready
-            )
+            self._oldest = min(map(_oldest_of, self._active))
         return self._oldest
 
     @property
@@ -189,6 +196,7 @@ class Scheduler:
                 queue = active.popleft()
                 self._take_from(queue, min(share, most - len(rows)), now_ns, rows)
                 if queue.ready:
+                    queue.look()
                     active.append(queue)
                 else:
                     queue.active = False
@@ -252,10 +260,12 @@ class Scheduler:
         """After entries became ready or left."""
         if queue.ordered is not None and not queue.ordered.entries:
             queue.ordered = None
-        if queue.ready and not queue.active:
-            queue.active = True
-            self._active.append(queue)
-        elif queue.active and not queue.ready:
+        if queue.ready:
+            queue.look()
+            if not queue.active:
+                queue.active = True
+                self._active.append(queue)
+        elif queue.active:
             queue.active = False
             self._active.remove(queue)
         self._oldest = None

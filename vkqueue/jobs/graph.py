@@ -1,0 +1,255 @@
+"""What is decided of a graph once: the order of its steps, the barriers between them, where its temporaries lie.
+
+Steps that do not depend on each other need no barrier between them, and one barrier serves all that come before it. So
+steps go by *levels* (one more than the highest level of those they depend on), with a barrier between two levels: no
+order needs fewer. Temporaries share memory where no level needs both, so sharing costs no barrier either.
+
+Which steps depend on each other is found by the names they use. Where a launch binds overlapping memory to two names,
+that is not so: then the steps run in the order in which they were sent, with barriers found for that very memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vkqueue.errors import InvalidError
+from vkqueue.jobs.stream import Stream
+from vkqueue.kernels.graph import CONSTANT, TEMPORARY, GraphPlan, Place, Step
+from vkqueue.model import BARRIER, COPY, GraphNode, Range, Row, Token
+
+# Levels may need more memory than the order as sent. Arbitrary: twice as much, and some more, is worth fewer barriers.
+_MORE_MEMORY = 2
+_SPARE_BYTES = 64 << 20
+# Ranges of one place that are told apart; past it they count as one that covers them, which may cost a level.
+_MAX_RANGES = 64
+
+Where = tuple[int, int]
+"""(buffer id, first byte)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """An order of the steps.
+
+    Attributes:
+        order: indices of steps.
+        barriers: for each in that order, whether one stands before it.
+        offsets: place index -> first byte in the arena, of temporaries and constant data.
+        size: bytes of the arena.
+    """
+
+    order: tuple[int, ...]
+    barriers: tuple[bool, ...]
+    offsets: dict[int, int]
+    size: int
+
+
+def levels(steps: Sequence[GraphNode]) -> list[int]:
+    """The level of each step: 0 where it depends on none, else one more than the highest of those it depends on."""
+    written: dict[int, dict[tuple[int, int], int]] = {}
+    read: dict[int, dict[tuple[int, int], int]] = {}
+    found = []
+    for step in steps:
+        level = 0
+        for place, first, end in step.reads:
+            level = max(level, _after(written.get(place), first, end))
+        for place, first, end in step.writes:
+            level = max(level, _after(written.get(place), first, end), _after(read.get(place), first, end))
+        for known, ranges in ((read, step.reads), (written, step.writes)):
+            for place, first, end in ranges:
+                _note(known.setdefault(place, {}), first, end, level)
+        found.append(level)
+    return found
+
+
+def _after(known: dict[tuple[int, int], int] | None, first: int, end: int) -> int:
+    if not known:
+        return 0
+    return max((level + 1 for (low, high), level in known.items() if low < end and first < high), default=0)
+
+
+def _note(known: dict[tuple[int, int], int], first: int, end: int, level: int) -> None:
+    key = (first, end)
+    known[key] = max(known.get(key, 0), level)
+    if len(known) > _MAX_RANGES:
+        all_of = (min(low for low, _ in known), max(high for _, high in known))
+        newest = max(known.values())
+        known.clear()
+        known[all_of] = newest
+
+
+def barriers(steps: Sequence[GraphNode], places: Sequence[Where]) -> tuple[bool, ...]:
+    """Before which steps, in this order and with this memory, a barrier has to stand."""
+    rows: list[Row] = []
+    for number, step in enumerate(steps, 1):
+        token = Token(number, None, (), _moved(step.reads, places), _moved(step.writes, places), cached=False)
+        rows.append((0, 0, COPY, token, 0, b"", None, None, 0, None))
+    batch = Stream(0, 0, 0).make_batch(rows, 1, "graph", 0)
+    return tuple(flags & BARRIER != 0 for flags in batch.flags)
+
+
+def _moved(ranges: Sequence[Range], places: Sequence[Where]) -> tuple[Range, ...]:
+    return tuple((places[p][0], places[p][1] + first, places[p][1] + end) for p, first, end in ranges)
+
+
+def place(sizes: Mapping[int, int], spans: Mapping[int, tuple[int, int]], align: int) -> tuple[dict[int, int], int]:
+    """Where each thing lies, the largest first at the lowest offset that is free for all of its time.
+
+    Args:
+        sizes: bytes of each; spans: its first and last time.
+
+    Returns:
+        Offsets, multiples of `align`; bytes needed in all.
+    """
+    offsets: dict[int, int] = {}
+    lying: list[tuple[int, int, int, int]] = []  # (offset, end, first, last), by offset
+    total = 0
+    for key in sorted(sizes, key=lambda k: (-sizes[k], spans[k], k)):
+        size, (first, last) = -(-sizes[key] // align) * align, spans[key]
+        offset = 0
+        for low, high, since, until in lying:
+            if since <= last and first <= until:
+                if low >= offset + size:
+                    break
+                offset = max(offset, high)
+        offsets[key] = offset
+        lying.append((offset, offset + size, first, last))
+        lying.sort()
+        total = max(total, offset + size)
+    return offsets, total
+
+
+def arrange(plan: GraphPlan, order: Sequence[int], times: Sequence[int], align: int) -> Arrangement:
+    """Place the temporaries for steps in this order, and find the barriers.
+
+    Args:
+        times: of each step; memory is shared by what is used at different times, all of the one before all of the other.
+    """
+    spans: dict[int, tuple[int, int]] = {}
+    for index in order:
+        node = plan.steps[index].node
+        for number, _, _ in node.entries:
+            first, last = spans.get(number, (times[index], times[index]))
+            spans[number] = (min(first, times[index]), max(last, times[index]))
+    sizes = {n: plan.places[n].size for n in spans if plan.places[n].role in (TEMPORARY, CONSTANT)}
+    offsets, size = place(sizes, spans, align)
+    # Buffer 1 is the arena, the others are the places that launches bind, each by itself.
+    places = [(1, offsets[n]) if n in offsets else (n + 2, 0) for n in range(len(plan.places))]
+    nodes = [plan.steps[index].node for index in order]
+    return Arrangement(tuple(order), barriers(nodes, places), offsets, size)
+
+
+class Template:
+    """A graph ready to be bound: its nodes in both orders.
+
+    Args:
+        align: of temporaries: whatever descriptors of the device ask for.
+        every: put a barrier before every node (for measurements of what it is worth not to).
+
+    Attributes:
+        arena_bytes: memory of the temporaries of one launch.
+        barrier_count: barriers of a launch that binds no overlapping memory.
+    """
+
+    def __init__(self, plan: GraphPlan, pipelines: Mapping[Any, int], align: int, *, every: bool = False) -> None:
+        self.plan = plan
+        self._every = every
+        self._nodes = [self._with_pipeline(step, pipelines) for step in plan.steps]
+        depths = levels(self._nodes)
+        by_level = sorted(range(len(depths)), key=depths.__getitem__)  # stable
+        as_sent = list(range(len(depths)))
+        self._apart = arrange(plan, by_level, depths, align)
+        self._in_order = arrange(plan, as_sent, as_sent, align)
+        if self._apart.size > _MORE_MEMORY * self._in_order.size + _SPARE_BYTES:
+            self._apart = self._in_order
+        self.arena_bytes = max(self._apart.size, self._in_order.size)
+        self._static = self._arranged(self._apart, self._apart.barriers, self._nodes)
+        self.barrier_count = sum(node.barrier for node in self._static)
+        self._dynamic = [index for index, step in enumerate(plan.steps) if step.dynamic]
+
+    @staticmethod
+    def _with_pipeline(step: Step, pipelines: Mapping[Any, int]) -> GraphNode:
+        return step.node if step.kernel is None else replace(step.node, pipeline=pipelines[step.kernel])
+
+    def _arranged(
+        self, arrangement: Arrangement, where: Sequence[bool], nodes: Sequence[GraphNode]
+    ) -> tuple[GraphNode, ...]:
+        ordered = [nodes[index] for index in arrangement.order]
+        wanted = [True] * len(ordered) if self._every else where
+        wanted = [False, *wanted[1:]]  # before the first one stands the launch's own
+        return tuple(
+            node if node.barrier == barrier else replace(node, barrier=barrier)
+            for node, barrier in zip(ordered, wanted, strict=True)
+        )
+
+    def bind(
+        self, bound: Mapping[int, Where], arena: int, scalars: Mapping[str, Any]
+    ) -> tuple[tuple[GraphNode, ...], tuple[Where, ...]]:
+        """Nodes and places of an instance.
+
+        Args:
+            bound: where each place lies that is not in the arena.
+            arena: the buffer for temporaries.
+            scalars: checked by `GraphPlan.check_scalars`.
+
+        Raises:
+            InvalidError: a scalar is out of range where it is used; a copy would overlap itself.
+        """
+        meets = self._meets(bound)
+        arrangement = self._in_order if meets else self._apart
+        places = tuple(
+            (arena, arrangement.offsets[n]) if n in arrangement.offsets else bound.get(n, (arena, 0))
+            for n in range(len(self.plan.places))
+        )
+        if not meets and not self._dynamic:
+            return self._static, places
+        nodes = list(self._nodes)
+        for index in self._dynamic:
+            nodes[index] = self.plan.steps[index].with_scalars(nodes[index], scalars, self.plan.scalars)
+        where: Sequence[bool] = arrangement.barriers
+        if meets:
+            _check_copies(nodes, places)
+            where = barriers([nodes[index] for index in arrangement.order], places)
+        return self._arranged(arrangement, where, nodes), places
+
+    def _meets(self, bound: Mapping[int, Where]) -> bool:
+        """Whether two places overlap of which one is written."""
+        spans = []
+        for number, (buffer, base) in bound.items():
+            place = self.plan.places[number]
+            touched = [span for span in (place.reads, place.writes) if span is not None]
+            if touched:
+                first, end = min(low for low, _ in touched), max(high for _, high in touched)
+                spans.append((buffer, base + first, base + end, place.writes is not None))
+        spans.sort()
+        reach: dict[int, tuple[int, int]] = {}  # buffer -> ends of what was touched, and of what was written, so far
+        for buffer, first, end, writes in spans:
+            touched_to, written_to = reach.get(buffer, (0, 0))
+            if first < (touched_to if writes else written_to):
+                return True
+            reach[buffer] = (max(touched_to, end), max(written_to, end if writes else 0))
+        return False
+
+
+def _check_copies(nodes: Sequence[GraphNode], places: Sequence[Where]) -> None:
+    for node in nodes:
+        if node.op == COPY and node.reads:
+            [(one, first, end)], [(other, low, high)] = _moved(node.reads, places), _moved(node.writes, places)
+            if one == other and first < high and low < end:
+                raise InvalidError("buffers: a copy of the graph would read and write the same memory")
+
+
+def ranges(places: Sequence[Place], bound: Mapping[int, Where]) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
+    """(read, written) of clients' memory by a launch, as its token has them."""
+    reads, writes = [], []
+    for number, (buffer, base) in bound.items():
+        place = places[number]
+        for span, found in ((place.reads, reads), (place.writes, writes)):
+            if span is not None and span[1] > span[0]:
+                found.append((buffer, base + span[0], base + span[1]))
+    return tuple(reads), tuple(writes)
+
+
+__all__ = ["Arrangement", "Template", "arrange", "barriers", "levels", "place", "ranges"]
