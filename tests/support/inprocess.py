@@ -8,6 +8,7 @@ the loop's. So every order of events can be had, and none has to be waited for.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,17 +18,20 @@ import msgpack
 
 from vkqueue.config import Config
 from vkqueue.daemon.service import Service
-from vkqueue.daemon.session import Peer, Session
+from vkqueue.daemon.session import Buffer, Peer, Session
 from vkqueue.errors import DeviceLostError, VkqueueError
 from vkqueue.gpu.fake_info import fake_info
+from vkqueue.kernels.disasm import disassemble
 from vkqueue.kernels.reflect import analyse
 from vkqueue.model import (
+    CREATE,
     DISPATCH,
     READ,
     ROW_MSGID,
     ROW_OP,
     ROW_OPTIONS,
     ROW_PAYLOAD,
+    ROW_TARGET,
     ROW_TOKEN,
     Batch,
     Completion,
@@ -73,10 +77,9 @@ class ScriptedHelper:
         if error is not None:
             on_done(error)
             return
-        assert kind == "analyse", kind
         given = {int(id): value for id, value in args.get("specialization", {}).items()}
         try:
-            result: Any = analyse(payload, given or None)
+            result: Any = disassemble(payload) if kind == "disassemble" else analyse(payload, given or None)
         except VkqueueError as refused:
             result = refused
         on_done(result)
@@ -89,7 +92,7 @@ class ScriptedThread:
         batches: posted and not finished, in order.
         releases: every Release, in order.
         posted: batches and releases in the order in which they came.
-        specs: pipelines asked for and not built yet, unless `builds` (then they are built when `turn` is next called).
+        specs: pipelines asked for and not built yet.
     """
 
     def __init__(self, deliver: Callable[[list[Any]], None], info: DeviceInfo) -> None:
@@ -103,6 +106,12 @@ class ScriptedThread:
     @property
     def releases(self) -> list[Release]:
         return [item for item in self.posted if isinstance(item, Release)]
+
+    @property
+    def created(self) -> set[int]:
+        """Ids of buffers whose creation was posted."""
+        batches = [item for item in self.posted if isinstance(item, Batch)]
+        return {row[ROW_TARGET] for batch in batches for row in batch.rows if row[ROW_OP] == CREATE}
 
     @property
     def released(self) -> set[int]:
@@ -145,7 +154,11 @@ class ScriptedThread:
         self.deliver(Opened(self.info))
 
     def fail_to_open(self, error: VkqueueError) -> None:
+        """As the thread does it: the pipelines that were asked for are refused as well."""
+        self.stopped = True
         self.deliver(Failed(error))
+        while self.specs:
+            self.build(error)
 
     def lose(self, message: str = "scripted") -> None:
         """As the thread does it: the news first, then the batches that it spoils."""
@@ -185,11 +198,8 @@ class ScriptedThread:
             elif row[ROW_OP] == READ:
                 done.results[index] = [bytes(sum(end - start for _, start, end in row[ROW_TOKEN].reads))]
             elif row[ROW_OP] == DISPATCH and row[ROW_PAYLOAD]:
-                outputs = [
-                    bytes(value) if kind == "inout" else bytes(value)
-                    for kind, value in row[ROW_PAYLOAD]
-                    if kind in ("inout", "out")
-                ]
+                # Of ("out", size) these are so many zeros, of ("inout", bytes) a copy.
+                outputs = [bytes(value) for kind, value in row[ROW_PAYLOAD] if kind in ("inout", "out")]
                 if outputs:
                     done.results[index] = outputs
             if row[ROW_OPTIONS] is not None and row[ROW_OPTIONS].timing:
@@ -202,10 +212,10 @@ class InProcessClient:
 
     def __init__(self, rig: Rig, hello: bool = True, **params: Any) -> None:
         self._rig = rig
-        self.session: Session = rig.service.open_session(Peer(1, 2, 3), lambda: None)
+        self._woken = asyncio.Event()
+        self.session: Session = rig.service.open_session(Peer(1, 2, 3), self._woken.set)
         self.session.resume = self._resume
         self.reading = True
-        self.resumed = 0
         self.msgid = 0
         self._unpacker = msgpack.Unpacker(max_buffer_size=2**31 - 1, strict_map_key=False)
         self._answers: dict[int, tuple[Any, Any]] = {}
@@ -214,8 +224,9 @@ class InProcessClient:
         self.welcome = self.call("hello", protocol=1, client="in process", **params) if hello else None
 
     def _resume(self) -> None:
-        self.reading = True
-        self.resumed += 1
+        """As the connection does: ask again, if its own output has sunk."""
+        if self.session.conn.bytes_out <= self._rig.service.config.limits.max_output_bytes // 2:
+            self.reading = self._rig.service.may_read(self.session)
 
     def encode(self, method: str, **params: Any) -> bytes:
         """A request's bytes, for `send_bytes`; its msgid is `self.msgid` afterwards."""
@@ -239,9 +250,11 @@ class InProcessClient:
         self.send_bytes(b"".join([self.encode(method, **params) for method, params in requests]))
         return list(range(first, self.msgid + 1))
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
         for piece in self.session.conn.data_to_send():
             self._unpacker.feed(piece)
+        if not self.reading:
+            self._resume()
         for message in self._unpacker:
             if message[0] == 1:
                 assert message[1] not in self._answers, f"request {message[1]} is answered twice"
@@ -252,8 +265,15 @@ class InProcessClient:
 
     def has(self, msgid: int) -> bool:
         """Whether the request is answered."""
-        self._collect()
+        self.collect()
         return msgid in self._answers
+
+    async def answer(self, msgid: int) -> str | None:
+        """`code`, once the answer comes by itself (a timer of the daemon's)."""
+        while not self.has(msgid):
+            await self._woken.wait()
+            self._woken.clear()
+        return self.code(msgid)
 
     def result(self, msgid: int) -> Any:
         assert self.has(msgid), f"request {msgid} is not answered"
@@ -358,9 +378,26 @@ class Rig:
         while self.turn():
             pass
 
+    def finish(self) -> None:
+        """Let everything end, close every connection, and look at the accounts before and after."""
+        self.helper.holding = False
+        self.settle()
+        self.check_idle()
+        service = self.service
+        for session in list(service.sessions.values()):
+            service.close_session(session)
+        self.settle()
+        self.check_idle()
+        for device, thread in zip(service.devices, self.threads, strict=True):
+            assert device.memory_bytes == 0
+            assert thread.created <= thread.released, "buffers are left on the device"
+            assert all(kernel.users == 0 for kernel in device.kernels.values())
+            assert device.sessions == 0
+
     def check_idle(self) -> None:
         """With nothing going on, nothing may be left on any account."""
         service = self.service
+        assert service._deferred_bytes == 0
         assert not service.busy
         assert service._queued_bytes == 0
         for device in service.devices:
@@ -368,7 +405,12 @@ class Rig:
             assert not device.busy
         for session in service.sessions.values():
             assert session.open_jobs == 0
-            assert session.queued_bytes == 0
+            assert session.queued_bytes == session.deferred_bytes == 0
+            buffers = [found for found in session.objects.values() if isinstance(found, Buffer)]
+            assert session.buffers == len(buffers)
+            assert session.memory_bytes == sum(buffer.size for buffer in buffers)
+            assert session.modules == len(session.objects) - len(buffers)
+            assert not session.handles
             assert not session.deferred
             assert not session.blocked
             assert not session.conn.pending

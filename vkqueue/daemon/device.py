@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vkqueue.errors import DeviceLostError, ShuttingDownError, UnsupportedError, VkqueueError
@@ -73,6 +74,7 @@ class Device:
         self.rebuilds = 0
         self.memory_bytes = 0
         self._start = start
+        self._attempt = 0
         self._thread: DeviceThread | None = None
         self._building: dict[int, DeviceKernel] = {}
         self._in_flight: dict[int, Batch] = {}
@@ -95,7 +97,10 @@ class Device:
         """Start the worker thread; `service.device_opened` follows."""
         if self._thread is not None:
             self._thread.request_stop()  # the device was lost: its objects end with it
-        self._thread = self._start(self._on_events)
+        self._attempt += 1
+        self._thread = self._start(partial(self._on_events, self._attempt))
+        for kernel in self._building.values():  # asked of a thread that could not open the device
+            self._compile(kernel)
 
     @property
     def working(self) -> bool:
@@ -115,13 +120,14 @@ class Device:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def _on_events(self, events: list[Any]) -> None:
-        """One burst from the device's threads."""
+    def _on_events(self, attempt: int, events: list[Any]) -> None:
+        """One burst from the device's threads: those of the newest attempt to open it, or late ones of an earlier."""
         for event in events:
             if type(event) is Completion:
                 self._complete(event)
             elif type(event) is PipelineBuilt:
-                self._built(event)
+                if attempt == self._attempt:
+                    self._built(event)
             else:
                 self.service.device_event(self, event)
         self.service.settle()
@@ -209,6 +215,9 @@ class Device:
         self._trim_pipelines()
         kernel.pipeline = self.service.new_id()
         self._building[kernel.pipeline] = kernel
+        self._compile(kernel)
+
+    def _compile(self, kernel: DeviceKernel) -> None:
         assert self._thread is not None
         label = f"{kernel.entry} {kernel.code.digest[:12]}"
         self._thread.compile(

@@ -93,6 +93,7 @@ class Service:
         self._deferred_bytes = 0
         self._paused: dict[int, Session] = {}
         self._max_output_bytes = limits.max_output_bytes
+        self._total_queued_bytes = limits.total_queued_bytes
         self._settling = False
         self.full = False
 
@@ -247,16 +248,17 @@ class Service:
         try:
             if method in CREATING:
                 session.reserve_handle(msgid, params.get("as"))
+            control = method in CONTROL
             if session.conn.bytes_out > self._max_output_bytes:
                 self._hold_up(session)
                 control = False  # not this one's turn either: its answer would add to the others
-            else:
-                control = method in CONTROL
+            elif not control and self._queued_bytes - self._deferred_bytes > self._total_queued_bytes:
+                self._hold_up(session)
+            if self.draining and method in METHODS and method not in CONTROL:
+                raise ShuttingDownError("the daemon is shutting down and takes no new work")
             if session.blocked and not control and method in METHODS:
                 self._defer(session, msgid, method, params, now)
                 return
-            if self.draining and not control and method in METHODS:
-                raise ShuttingDownError("the daemon is shutting down and takes no new work")
         except VkqueueError as error:
             self.fail(session, msgid, error)
             return

@@ -45,7 +45,7 @@ class Deferral:
 def _bytes_of(value: Any) -> int:
     """About what a decoded value holds in memory."""
     if type(value) is dict:
-        return sum(_ITEM_BYTES + _bytes_of(item) for item in value.values())
+        return sum(_ITEM_BYTES + len(key) + _bytes_of(item) for key, item in value.items())
     if type(value) is list:
         return sum(_ITEM_BYTES + _bytes_of(item) for item in value)
     return len(value) if isinstance(value, (str, bytes, bytearray, memoryview)) else 0

@@ -272,8 +272,8 @@ def _bind_transient(binding: Binding, entry: dict[str, Any], bound: Bound) -> No
 
 def check_reply(outputs_bytes: int, count: int, max_message_bytes: int) -> None:
     """Raises TooLargeError when a reply with these outputs would not fit one message."""
-    # 64 covers the reply's frame, map and keys; 5 the header of each bin.
-    if outputs_bytes + 5 * count + 64 > max_message_bytes:
+    # 128 covers the reply's frame, maps and keys, those of `timing` too; 5 the header of each bin.
+    if outputs_bytes + 5 * count + 128 > max_message_bytes:
         raise TooLargeError(
             f"the outputs hold {outputs_bytes} bytes, a reply at most {max_message_bytes}; use buffers and read parts",
             {"bytes": outputs_bytes, "max_message_bytes": max_message_bytes},
