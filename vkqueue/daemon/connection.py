@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import select
 import socket
+from array import array
 from collections.abc import Callable
 from typing import Protocol
 
@@ -44,6 +46,11 @@ LARGE_READ_BYTES = 64 * 1024
 SEND_BUFFERS = 16
 # The kernel's buffer towards the client, cut to net.core.wmem_max: fewer, larger wake-ups of its reader.
 SEND_BUFFER_BYTES = 1024 * 1024
+
+
+# Descriptors of one client that no request has taken yet; more are closed (arbitrary).
+MOST_FILES = 16
+_EXTRA_BYTES = socket.CMSG_SPACE(MOST_FILES * 4)
 
 
 class ClientService(Protocol):
@@ -194,6 +201,8 @@ class Connection:
             self._write_timer.cancel()
         self._out.clear()
         self._socket.close()
+        while self._session.files:
+            os.close(self._session.files.popleft())
         self._tell_drained()
         self._service.close_session(self._session)
         self._on_closed(self)
@@ -210,7 +219,9 @@ class Connection:
             while True:
                 buffer = conn.get_buffer()
                 try:
-                    count = self._socket.recv_into(buffer, min(len(buffer), left))
+                    count, extra, _, _ = self._socket.recvmsg_into(
+                        [buffer[:left]], _EXTRA_BYTES, socket.MSG_CMSG_CLOEXEC
+                    )
                 except BlockingIOError:
                     break
                 except OSError as exc:
@@ -219,6 +230,8 @@ class Connection:
                 if not count:
                     self.close("closed by the client")
                     return
+                if extra:
+                    self._take_files(extra)
                 requests = conn.buffer_updated(count)
                 if requests:
                     service.handle(session, requests)
@@ -233,6 +246,19 @@ class Connection:
             self._flush()
         else:
             self._update_reading()
+
+    def _take_files(self, extra: list[tuple[int, int, bytes]]) -> None:
+        """Keep descriptors for the requests they came with, a few at most."""
+        files = self._session.files
+        for level, kind, data in extra:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                came = array("i")
+                came.frombytes(data[: len(data) // came.itemsize * came.itemsize])
+                for file in came:
+                    if len(files) < MOST_FILES:
+                        files.append(file)
+                    else:
+                        os.close(file)
 
     def _update_reading(self) -> None:
         """Read or not, by the bounds. Resuming waits for half the output's bound, so as not to flutter."""

@@ -7,12 +7,14 @@ completion answers, or raises the VkqueueError that is the answer.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vkqueue.daemon.dispatch import Deferred
 from vkqueue.daemon.modules import Code, wire_reflection
 from vkqueue.daemon.session import Buffer, Module, Session
+from vkqueue.daemon.sharing import shared_pages
 from vkqueue.errors import (
     InvalidError,
     JobCancelledError,
@@ -26,10 +28,11 @@ from vkqueue.errors import (
 )  # fmt: skip
 from vkqueue.kernels.tvm_format import join, size_of
 from vkqueue.kernels.tvm_save import save_bytes, save_file
-from vkqueue.model import CREATE, READ, WRITE, Token
+from vkqueue.model import COPY, CREATE, READ, WRITE, Shared, Token
 from vkqueue.version import __version__
 
 if TYPE_CHECKING:
+    from vkqueue.daemon.device import Device
     from vkqueue.daemon.service import Service
 
 Handler = Callable[[Session, int, dict[str, Any], int], None]
@@ -40,7 +43,7 @@ _READ_FRAME = 64
 CONTROL = frozenset({"hello", "ping", "devices", "cancel", "stats"})
 """Answered at once, also on a connection whose data requests wait for an analysis."""
 
-CREATING = frozenset({"module.load", "buffer.create"})
+CREATING = frozenset({"module.load", "buffer.create", "buffer.share"})
 """These get a handle, on receipt."""
 
 _LISTING_BYTES = 12
@@ -67,6 +70,8 @@ class Requests:
             "module.inspect": self.module_inspect,
             "module.save": self.module_save,
             "buffer.create": self.buffer_create,
+            "buffer.share": self.buffer_share,
+            "buffer.copy": self.buffer_copy,
             "buffer.write": self.buffer_write,
             "buffer.read": self.buffer_read,
             "buffer.free": self.buffer_free,
@@ -253,12 +258,37 @@ class Requests:
 
     def buffer_create(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         handle = session.handles.pop(msgid)
-        service, limits = self._service, self._limits
-        service.admit_job(session)
-        device = service.device(p["device"]) if "device" in p else service.default_device(session)
+        device = self._device_for_buffer(session, p)
         data = p.get("data")
         size = len(data) if data is not None else p["size"]
-        service.check_working(device)
+        self._admit_buffer(session, device, size)
+        self._create(session, device, msgid, handle, size, data, now)
+
+    def buffer_share(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
+        handle = session.handles.pop(msgid)
+        file = session.files.popleft() if session.files else None
+        try:
+            device = self._device_for_buffer(session, p)
+            if file is None:
+                raise InvalidError(
+                    "buffer.share: no file descriptor came; send a sealed memfd with the request (SCM_RIGHTS)"
+                )
+            self._admit_buffer(session, device, p["size"])
+            pages = shared_pages(file, p["size"])
+        finally:
+            if file is not None:
+                os.close(file)  # the mapping keeps the pages
+        self._create(session, device, msgid, handle, p["size"], Shared(pages), now)
+
+    def _device_for_buffer(self, session: Session, p: dict[str, Any]) -> Device:
+        self._service.admit_job(session)
+        device = self._service.device(p["device"]) if "device" in p else self._service.default_device(session)
+        self._service.check_working(device)
+        return device
+
+    def _admit_buffer(self, session: Session, device: Device, size: int) -> None:
+        """Raises TooLargeError, QuotaError or OutOfDeviceMemoryError when no buffer of `size` may be made."""
+        service, limits = self._service, self._limits
         assert device.info is not None
         for limit in ("maxBufferSize", "maxMemoryAllocationSize"):
             most = device.info.limits.get(limit)
@@ -290,12 +320,17 @@ class Requests:
                 f"{device.index} pass the daemon's total_memory_bytes of {most}",
                 {"asked": size, "used": device.memory_bytes, "left": max(most - device.memory_bytes, 0)},
             )
+
+    def _create(
+        self, session: Session, device: Device, msgid: int, handle: int, size: int, data: Any, now: int
+    ) -> None:
+        service = self._service
         buffer = Buffer(service.new_id(), handle, size, device)
         session.objects[handle] = buffer
         session.buffers += 1
         session.memory_bytes += size
         device.memory_bytes += size
-        ranges = ((buffer.id, 0, size),) if size else ()
+        ranges = ((buffer.id, 0, size),) if size and type(data) is not Shared else ()
         token = Token(service.new_id(), None, (), (), ranges, cached=False)
         service.queue(
             session, device, (session.id, msgid, CREATE, token, buffer.id, b"", handle, (size, data), now, None)
@@ -328,11 +363,32 @@ class Requests:
             session, buffer.device, (session.id, msgid, READ, token, buffer.id, b"", None, None, now, None)
         )
 
+    def buffer_copy(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
+        self._service.admit_job(session)
+        source, target = session.buffer(p["source"], "source"), session.buffer(p["target"], "target")
+        start, place = p.get("source_offset", 0), p.get("target_offset", 0)
+        size = p["size"] if "size" in p else max(source.size - start, 0)
+        self._check_range(source, start, size, "source_offset")
+        self._check_range(target, place, size, "target_offset")
+        if source.device is not target.device:
+            raise InvalidError(
+                f"buffer.copy: source is on device {source.device.index}, target on {target.device.index}; read and "
+                "write it"
+            )
+        if source is target and start < place + size and place < start + size:
+            raise InvalidError(f"buffer.copy: bytes {start} and {place} of one buffer, {size} long, overlap")
+        reads = ((source.id, start, start + size),) if size else ()
+        writes = ((target.id, place, place + size),) if size else ()
+        token = Token(self._service.new_id(), None, (), reads, writes, cached=False)
+        self._service.queue(
+            session, source.device, (session.id, msgid, COPY, token, target.id, b"", None, None, now, None)
+        )
+
     @staticmethod
-    def _check_range(buffer: Buffer, offset: int, size: int) -> None:
+    def _check_range(buffer: Buffer, offset: int, size: int, what: str = "offset") -> None:
         if offset + size > buffer.size:
             raise InvalidError(
-                f"offset: {offset} + {size} bytes lie outside buffer {buffer.handle} of {buffer.size} bytes",
+                f"{what}: {offset} + {size} bytes lie outside buffer {buffer.handle} of {buffer.size} bytes",
                 {"offset": offset, "size": size, "buffer_size": buffer.size},
             )
 

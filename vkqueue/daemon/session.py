@@ -144,6 +144,7 @@ class Session:
         self.client = ""
         self.device: Device | None = None
         self.objects: dict[int, Buffer | Module] = {}
+        self.files: deque[int] = deque()  # descriptors that came and no request has taken yet
         self.kernels: dict[Any, SessionKernel] = {}
         self.cached_launches = 0
         self.epoch = 0  # counts what makes memos of launches stale: see Dispatcher.again

@@ -135,6 +135,11 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             {"size": SIZE, "data": BIN, "device": DEVICE, "as": OWN_HANDLE},
             forms=(("size",), ("data",)),
         ),
+        "buffer.share": Method({"size": SIZE, "device": DEVICE, "as": OWN_HANDLE}, required=("size",)),
+        "buffer.copy": Method(
+            {"source": HANDLE, "target": HANDLE, "source_offset": SIZE, "target_offset": SIZE, "size": SIZE},
+            required=("source", "target"),
+        ),
         "buffer.write": Method({"buffer": HANDLE, "data": BIN, "offset": SIZE}, required=("buffer", "data")),
         "buffer.read": Method({"buffer": HANDLE, "offset": SIZE, "size": SIZE}, required=("buffer",)),
         "buffer.free": Method({"buffer": HANDLE}, required=("buffer",)),
