@@ -185,8 +185,8 @@ class GraphNode:
 
     Attributes:
         op: DISPATCH, COPY, FILL or WRITE.
-        entries: (place, offset, size): of DISPATCH one for each descriptor, in a token's order; of COPY what is read and
-            what is written; of FILL and WRITE what is written.
+        entries: (place, offset, size): of DISPATCH one for each descriptor, in a token's order; of COPY what is read
+            and what is written; of FILL and WRITE what is written.
         barrier: stands before this node.
         pipeline, layout, constants, grid: of DISPATCH.
         data: of FILL the 32-bit word, of WRITE bytes (a multiple of 4).

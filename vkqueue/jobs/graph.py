@@ -125,7 +125,7 @@ def arrange(plan: GraphPlan, order: Sequence[int], times: Sequence[int], align: 
     """Place the temporaries for steps in this order, and find the barriers.
 
     Args:
-        times: of each step; memory is shared by what is used at different times, all of the one before all of the other.
+        times: of each step; memory is shared by what is used at different times, all of one before all of the other.
     """
     spans: dict[int, tuple[int, int]] = {}
     for index in order:
@@ -243,7 +243,8 @@ def _check_copies(nodes: Sequence[GraphNode], places: Sequence[Where]) -> None:
 
 def ranges(places: Sequence[Place], bound: Mapping[int, Where]) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
     """(read, written) of clients' memory by a launch, as its token has them."""
-    reads, writes = [], []
+    reads: list[Range] = []
+    writes: list[Range] = []
     for number, (buffer, base) in bound.items():
         place = places[number]
         for span, found in ((place.reads, reads), (place.writes, writes)):

@@ -128,6 +128,14 @@ class ScalarPacker:
             f"{self.what}: expected a list, a map by name or a bin of {self.size} bytes, got {type(values).__name__}"
         )
 
+    def listed(self, values: dict[str, Any]) -> list[Any]:
+        """The values of a map by name in the order of the members, vectors flattened; `pack` checks what they are.
+
+        Raises:
+            InvalidError: a member is missing, or one is surplus.
+        """
+        return self._from_map(values)
+
     def _raw(self, values: bytes | bytearray | memoryview) -> bytes:
         if len(values) != self.size:
             raise InvalidError(
