@@ -2,8 +2,8 @@
 
     python slang.py REQUEST OUTPUT
 
-REQUEST is JSON: {library, arguments (of slangc), source, files: {name: text}}. All files that Slang asks for, by
-`#include`, `import` or otherwise, come from `files`: it opens none itself. Messages go to standard error.
+REQUEST is JSON: {library, arguments (of slangc), source, entry (or null), files: {name: text}}. All files that Slang
+asks for, by `#include`, `import` or otherwise, come from `files`: it opens none itself. Messages go to standard error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 _POINTER = ctypes.c_void_p
 _OK, _NO_INTERFACE, _NOT_FOUND = 0, -(0x80000000 - 0x4002), -(0x80000000 - 0x02000005)
-_SLANG = 1  # SlangSourceLanguage
+_SLANG, _COMPUTE = 1, 6  # SlangSourceLanguage, SlangStage
 
 
 def _guid(a: int, b: int, c: int, rest: str) -> bytes:
@@ -78,6 +78,7 @@ def _open(path: str) -> Any:
         ("spProcessCommandLineArguments", ctypes.c_int32, _POINTER, ctypes.POINTER(ctypes.c_char_p), ctypes.c_int),
         ("spAddTranslationUnit", ctypes.c_int, _POINTER, ctypes.c_int, ctypes.c_char_p),
         ("spAddTranslationUnitSourceString", None, _POINTER, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p),
+        ("spAddEntryPoint", ctypes.c_int, _POINTER, ctypes.c_int, ctypes.c_char_p, ctypes.c_int),
         ("spCompile", ctypes.c_int32, _POINTER),
         ("spGetDiagnosticOutput", ctypes.c_char_p, _POINTER),
         ("spGetTargetCodeBlob", ctypes.c_int32, _POINTER, ctypes.c_int, ctypes.POINTER(_POINTER)),
@@ -96,18 +97,20 @@ def _contents(blob: Any) -> bytes:
     return ctypes.string_at(data, size)
 
 
-def compile_slang(library_path: str, arguments: list[str], source: str, files: Mapping[str, str]) -> tuple[bytes, str]:
+def compile_slang(order: Mapping[str, Any]) -> tuple[bytes, str]:
     """(SPIR-V, empty when it does not compile; messages)."""
-    library = _open(library_path)
+    library, arguments = _open(order["library"]), order["arguments"]
     request = library.spCreateCompileRequest(library.spCreateSession(b""))
-    system = _FileSystem(library, files)
+    system = _FileSystem(library, order["files"])
     library.spSetFileSystem(request, ctypes.addressof(system))
     packed = (ctypes.c_char_p * len(arguments))(*(argument.encode() for argument in arguments))
     code = _POINTER()
     failed = library.spProcessCommandLineArguments(request, packed, len(arguments)) < 0
     if not failed:
         unit = library.spAddTranslationUnit(request, _SLANG, b"source")
-        library.spAddTranslationUnitSourceString(request, unit, b"source.slang", source.encode())
+        library.spAddTranslationUnitSourceString(request, unit, b"source.slang", order["source"].encode())
+        if order["entry"] is not None:
+            library.spAddEntryPoint(request, unit, order["entry"].encode(), _COMPUTE)
         failed = library.spCompile(request) < 0
     failed = failed or library.spGetTargetCodeBlob(request, 0, ctypes.byref(code)) < 0
     messages = (library.spGetDiagnosticOutput(request) or b"").decode("utf-8", "replace")
@@ -117,8 +120,7 @@ def compile_slang(library_path: str, arguments: list[str], source: str, files: M
 def main() -> int:
     """Entry point; the exit status."""
     with open(sys.argv[1], encoding="utf-8") as file:
-        request = json.load(file)
-    spirv, messages = compile_slang(request["library"], request["arguments"], request["source"], request["files"])
+        spirv, messages = compile_slang(json.load(file))
     sys.stderr.write(messages)
     if not spirv:
         return 1

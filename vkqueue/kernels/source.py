@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ _DIRECTIVE = re.compile(
     r"(?:\"(?P<quoted>[^\"\\\n]*)\"|<(?P<angled>[^>\\\n]*)>)?",
     re.DOTALL,
 )
+_VERSION = re.compile(r"^\s*#\s*version\b", re.MULTILINE)
 _SPLICE = re.compile(r"\\\r?\n")
 _HOW_TO_INSTALL = {
     "glsl": "glslc (packages: glslc, or shaderc) or glslangValidator (packages: glslang-tools, or glslang)",
@@ -216,17 +217,32 @@ def slang_arguments(source: Source) -> list[str]:
     """What slangc would be told."""
     _, spirv, _ = source.versions
     command = ["-target", "spirv", "-profile", f"spirv_{spirv.replace('.', '_')}", "-fvk-use-entrypoint-name"]
-    if source.entry is not None:
-        command += ["-entry", source.entry, "-stage", "compute"]
     return command + _defines(source)
 
 
+def _any(source: Source) -> bool:
+    return True
+
+
+def _before_1_4(source: Source) -> bool:
+    """glslc writes HLSL's buffers as BufferBlock, which SPIR-V 1.4 no longer has."""
+    return source.versions[1] < "1.4"
+
+
+def _glslc_1_3(tool: str, source: Source, output: str) -> list[str]:
+    return _glslc(tool, replace(source, target_env="vulkan1.1"), output)
+
+
 Command = Callable[[str, Source, str], list[str]]
-TOOLS: dict[str, tuple[tuple[str, Command], ...]] = {
-    "glsl": (("glslc", _glslc), ("glslangValidator", _glslang), ("glslang", _glslang)),
-    "hlsl": (("glslc", _glslc), ("glslangValidator", _glslang), ("glslang", _glslang), ("dxc", _dxc)),
+_GLSLANG: tuple[tuple[str, Command, Callable[[Source], bool]], ...] = (
+    ("glslangValidator", _glslang, _any),
+    ("glslang", _glslang, _any),
+)
+TOOLS = {
+    "glsl": (("glslc", _glslc, _any), *_GLSLANG),
+    "hlsl": (("glslc", _glslc, _before_1_4), *_GLSLANG, ("dxc", _dxc, _any), ("glslc", _glslc_1_3, _any)),
 }
-"""Compilers by language, in the order in which they are tried: the first that is installed is taken."""
+"""Compilers by language: the first that is installed, and can do what is asked, is taken."""
 
 
 def _compile(source: Source, folder: Path) -> bytes:
@@ -234,6 +250,11 @@ def _compile(source: Source, folder: Path) -> bytes:
     inside.mkdir()
     output = folder / "output.spv"
     command, readable = _command(source, folder, str(output))
+    if source.language == "glsl" and not _VERSION.search(source.text):
+        # Without it compilers take it for a version that Vulkan does not have, and say so at great length.
+        raise CompileError(
+            f"{source.file_name}:1: error: '#version' is missing; write '#version 450' in the first line"
+        )
     if source.language != "slang":
         _write(inside / source.file_name, source.text)
         for name, text in source.includes.items():
@@ -253,8 +274,8 @@ def _command(source: Source, folder: Path, output: str) -> tuple[list[str], list
     Raises:
         UnsupportedError: no compiler is installed.
     """
-    for name, command in TOOLS.get(source.language, ()):
-        tool = shutil.which(name)
+    for name, command, can in TOOLS.get(source.language, ()):
+        tool = shutil.which(name) if can(source) else None
         if tool is not None:
             return command(tool, source, output), []
     library = slang_library() if source.language == "slang" else None
@@ -266,7 +287,8 @@ def _command(source: Source, folder: Path, output: str) -> tuple[list[str], list
         )
     request = folder / "request.json"
     files = {posixpath.normpath(name): text for name, text in source.includes.items()}
-    doc = {"library": library, "arguments": slang_arguments(source), "source": source.text, "files": files}
+    doc = {"library": library, "arguments": slang_arguments(source), "source": source.text, "entry": source.entry,
+           "files": files}  # fmt: skip
     request.write_text(json.dumps(doc), encoding="utf-8")
     script = slang.__file__
     readable = [*python_folders(), str(Path(library).parent), str(Path(script).parent)]
