@@ -201,8 +201,7 @@ class Connection:
             self._write_timer.cancel()
         self._out.clear()
         self._socket.close()
-        while self._session.files:
-            os.close(self._session.files.popleft())
+        self._session.close_files()
         self._tell_drained()
         self._service.close_session(self._session)
         self._on_closed(self)
@@ -255,7 +254,7 @@ class Connection:
                 came = array("i")
                 came.frombytes(data[: len(data) // came.itemsize * came.itemsize])
                 for file in came:
-                    if len(files) < MOST_FILES:
+                    if len(files) + len(self._session.shares) < MOST_FILES:
                         files.append(file)
                     else:
                         os.close(file)

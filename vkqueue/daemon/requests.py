@@ -266,18 +266,14 @@ class Requests:
 
     def buffer_share(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         handle = session.handles.pop(msgid)
-        file = session.files.popleft() if session.files else None
-        try:
-            device = self._device_for_buffer(session, p)
-            if file is None:
-                raise InvalidError(
-                    "buffer.share: no file descriptor came; send a sealed memfd with the request (SCM_RIGHTS)"
-                )
-            self._admit_buffer(session, device, p["size"])
-            pages = shared_pages(file, p["size"])
-        finally:
-            if file is not None:
-                os.close(file)  # the mapping keeps the pages
+        device = self._device_for_buffer(session, p)
+        if msgid not in session.shares:
+            raise InvalidError(
+                "buffer.share: no file descriptor came; send a sealed memfd with the request (SCM_RIGHTS)"
+            )
+        self._admit_buffer(session, device, p["size"])
+        pages = shared_pages(session.shares[msgid], p["size"])
+        os.close(session.shares.pop(msgid))  # the mapping keeps the pages; a failure closes it as well
         self._create(session, device, msgid, handle, p["size"], Shared(pages), now)
 
     def _device_for_buffer(self, session: Session, p: dict[str, Any]) -> Device:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -247,6 +248,8 @@ class Service:
         """A request that has just come."""
         try:
             if method in CREATING:
+                if method == "buffer.share":
+                    session.take_file(msgid)
                 session.reserve_handle(msgid, params.get("as"))
             control = method in CONTROL
             if session.conn.bytes_out > self._max_output_bytes:
@@ -517,6 +520,8 @@ class Service:
     def fail(self, session: Session, msgid: int, error: VkqueueError) -> None:
         """Answer a request that never became a row, or is none any more."""
         session.handles.pop(msgid, None)
+        if session.shares and msgid in session.shares:
+            os.close(session.shares.pop(msgid))
         session.conn.fail(msgid, error)
         self.request_done(session, msgid, False)
         session.wake()

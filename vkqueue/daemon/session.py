@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -145,6 +146,7 @@ class Session:
         self.device: Device | None = None
         self.objects: dict[int, Buffer | Module] = {}
         self.files: deque[int] = deque()  # descriptors that came and no request has taken yet
+        self.shares: dict[int, int] = {}  # those of requests on their way, by msgid
         self.kernels: dict[Any, SessionKernel] = {}
         self.cached_launches = 0
         self.epoch = 0  # counts what makes memos of launches stale: see Dispatcher.again
@@ -209,6 +211,19 @@ class Session:
         if type(found) is not Module:
             raise NotFoundError(f"module: no module {brief(handle)} on this connection", {"handle": handle})
         return found
+
+    def take_file(self, msgid: int) -> None:
+        """On receipt of a request that comes with a descriptor: it takes the oldest, so that whatever becomes of the
+        request the next one finds its own."""
+        if self.files:
+            self.shares[msgid] = self.files.popleft()
+
+    def close_files(self) -> None:
+        """Close every descriptor that the client sent and that is not in use."""
+        for file in (*self.files, *self.shares.values()):
+            os.close(file)
+        self.files.clear()
+        self.shares.clear()
 
     def buffers_on(self, device: Device) -> list[Buffer]:
         """This connection's buffers on a device, with those that were lost with it."""

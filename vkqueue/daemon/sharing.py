@@ -7,20 +7,37 @@ writing, since kernels write.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
+import weakref
+from typing import Any
 
-from vkqueue.errors import InvalidError
+from vkqueue.errors import InvalidError, OutOfDeviceMemoryError
+
+_MOST_ALIGNMENT = 64 * 1024
+"""No device is known that imports host memory in coarser pieces."""
+
+_MOST_MAPPINGS = 16_384
+"""A quarter of what a process may have by Linux' default (vm.max_map_count)."""
+
+_live: set[int] = set()  # addresses; what goes is taken out on whatever thread drops it
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 _REQUIRED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _FORBIDDEN = fcntl.F_SEAL_WRITE | getattr(fcntl, "F_SEAL_FUTURE_WRITE", 0x10)
 
 
-def shared_pages(file: int, size: int) -> mmap.mmap:
-    """Map a client's file, whole, for a buffer of `size` bytes.
+def shared_pages(file: int, size: int) -> Any:
+    """Map as much of a client's file as a buffer of `size` bytes takes.
 
     Raises:
+        OutOfDeviceMemoryError: too many are mapped.
         InvalidError: it is no memfd, is not sealed as it must be, is too small, or does not end with a page.
     """
     try:
@@ -42,7 +59,31 @@ def shared_pages(file: int, size: int) -> mmap.mmap:
             f"{mmap.PAGESIZE}",
             {"file_size": length, "size": size, "page_size": mmap.PAGESIZE},
         )
-    try:
-        return mmap.mmap(file, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-    except (OSError, ValueError) as error:
-        raise InvalidError(f"buffer.share: the memfd cannot be mapped: {error}") from error
+    if os.fstatvfs(file).f_bsize != mmap.PAGESIZE:
+        # A hole punched into huge pages may find no page later, which would kill whoever touches it.
+        raise InvalidError("buffer.share: the memfd must have ordinary pages (no MFD_HUGETLB)")
+    # Not more than is counted: importing pins it. Devices want multiples of a page, or of a few.
+    length = min(length, -(-size // _MOST_ALIGNMENT) * _MOST_ALIGNMENT)
+    return _map(file, length)
+
+
+def _map(file: int, length: int) -> Any:
+    """A ctypes array over the file. Python's own mmap keeps a descriptor open for as long as it lives, and clients
+    would run the daemon out of those."""
+    if len(_live) >= _MOST_MAPPINGS:
+        raise OutOfDeviceMemoryError(
+            f"buffer.share: the daemon has {_MOST_MAPPINGS} shared buffers, the most it maps at once; free some",
+            {"limit": _MOST_MAPPINGS},
+        )
+    address = _libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise InvalidError(f"buffer.share: the memfd cannot be mapped: {os.strerror(ctypes.get_errno())}")
+    pages = (ctypes.c_char * length).from_address(address)
+    _live.add(address)
+    weakref.finalize(pages, _unmap, address, length).atexit = False
+    return pages
+
+
+def _unmap(address: int, length: int) -> None:
+    _live.discard(address)  # first: once it is unmapped another thread may get the address
+    _libc.munmap(address, length)
