@@ -16,7 +16,7 @@ from vkqueue.errors import ConnectionLostError, UnsupportedError
 
 @click.command(short_help="Compile source text to SPIR-V.")
 @click.argument("file", type=click.Path(dir_okay=False, exists=True))
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Else FILE with .spv at its end.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="To be written; else FILE with .spv at its end.")
 @click.option("--language", type=click.Choice(sorted(set(LANGUAGES.values()))), help="Else by the end of FILE's name.")
 @click.option("--entry", metavar="NAME", help="The function that is the kernel; else main, in Slang every marked one.")
 @click.option("-D", "defines", multiple=True, metavar="NAME[=VALUE]", help="Define a macro, as 1 if there is no value.")

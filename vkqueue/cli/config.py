@@ -28,7 +28,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@command.command(short_help="Check a settings file and the environment.")
 @file_argument
 @json_option
 def check(file: str | None, as_json: bool) -> None:
@@ -51,7 +51,7 @@ def check(file: str | None, as_json: bool) -> None:
         say(f"{file or 'environment'}: no fault found" + ("" if file else " (no FILE given)"))
 
 
-@command.command(name="show")
+@command.command(name="show", short_help="Show the settings in effect, and where each comes from.")
 @file_argument
 @click.option("--changed", is_flag=True, help="Only what differs from the built-in defaults.")
 @json_option

@@ -151,9 +151,7 @@ def _load(gpu: Client, file: str, name: str | None) -> tuple[Kernel, Mapping[tup
         return kernel, {}
 
 
-def arrange(
-    arguments: Iterable[str], bindings: Sequence[Binding], dtypes: Mapping[tuple[int, int], str]
-) -> list[Any]:
+def arrange(arguments: Iterable[str], bindings: Sequence[Binding], dtypes: Mapping[tuple[int, int], str]) -> list[Any]:
     """The arguments in the order of the bindings.
 
     Raises:

@@ -66,6 +66,22 @@ class TestErrors:
         assert (ended.code, ended.err) == (1, f"vkqueue: {line}\n")
 
 
+@pytest.mark.parametrize("words", [["ping"], ["devices"], ["run", AXPY, "--grid", "1"]])
+def test_a_daemon_can_be_started(
+    vkqueue: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, words: list[object]
+) -> None:
+    asked: list[bool] = []
+
+    def connect(*args: object, spawn: bool, **options: object) -> None:
+        asked.append(spawn)
+        raise TimeoutError("none")
+
+    monkeypatch.setattr("vkqueue.client.sync.connect", connect)
+    vkqueue(*words)
+    vkqueue(*words, "--spawn")
+    assert asked == [False, True]
+
+
 class TestPing:
     def test_round_trips(self, vkqueue: Callable[..., Any], fake: Any) -> None:
         ended = vkqueue("ping", "--socket", fake.path, "--count", 3)
