@@ -20,7 +20,7 @@ from vkqueue.client.call import Call
 from vkqueue.client.core import Core
 from vkqueue.client.info import Device, Hello, Limits
 from vkqueue.client.launch import LaunchPlan
-from vkqueue.client.module import BaseKernel, BaseModule, Saved, Source, module_params, read_module, source_params
+from vkqueue.client.module import BaseKernel, BaseModule, Saved, Source, load_params, source_params
 from vkqueue.client.spawn import START_S, ensure_running
 from vkqueue.errors import ConnectionLostError, ShuttingDownError, VkqueueError
 
@@ -219,9 +219,7 @@ class AsyncClient:
 
     async def load(self, source: Source, *, entry: str | None = None, name: str | None = None) -> AsyncModule:
         """Load a module by its path or its bytes; see `vkqueue.Client.load`."""
-        data, meta, stem = await anyio.to_thread.run_sync(read_module, source)
-        title = name if name is not None else stem
-        return await self._load(module_params(data, meta, entry, title or None), title)
+        return await self._load(*await anyio.to_thread.run_sync(load_params, source, entry, name))
 
     async def compile(
         self,

@@ -12,13 +12,14 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from vkqueue.client.arguments import plain
 from vkqueue.client.array import Handle
+from vkqueue.client.elf import ELF_MAGIC, library_bytes
 from vkqueue.client.launch import LaunchPlan
 from vkqueue.client.signature import Binding, Scalar, Signature, SpecConstant, suggestion
+from vkqueue.client.source_file import language_of, read_source
 from vkqueue.errors import InvalidError, NotFoundError, brief
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview
 
-_SPIRV_MAGIC = (b"\x03\x02\x23\x07", b"\x07\x23\x02\x03")
 _TVM_FILE_MAGIC = b"\x27\x00\x70\x02"
 _TVM_BYTES_START = (6).to_bytes(8, "little") + b"vulkan"
 
@@ -37,6 +38,8 @@ def module_params(data: bytes, meta: str | None, entry: str | None, name: str | 
         params: dict[str, Any] = {"tvm_file": data, "tvm_meta": meta}
     elif data.startswith(_TVM_BYTES_START):
         params = {"tvm": data}
+    elif len(data) >= 8 and int.from_bytes(data[:8], "little") == len(data) - 8:
+        params = {"tvm_library": data}
     else:  # also what is none at all: the daemon says what is wrong with it
         params = {"spirv": data}
     return params | _named(entry, name)
@@ -70,8 +73,10 @@ def _named(entry: str | None, name: str | None) -> dict[str, str]:
 def read_module(source: Source) -> tuple[bytes, str | None, str]:
     """(bytes, metadata of a file of TVM's, name) of a module given by its path or its bytes. Reads files.
 
+    Of a shared object that TVM exported the bytes are what it embeds.
+
     Raises:
-        InvalidError: neither.
+        InvalidError: neither; a shared object without modules of TVM's.
         OSError: the file cannot be read.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -79,11 +84,31 @@ def read_module(source: Source) -> tuple[bytes, str | None, str]:
     if not isinstance(source, (str, os.PathLike)):
         raise InvalidError(f"a module is given by its path or its bytes, got {brief(source)}")
     path = Path(source)
-    data = path.read_bytes()
+    with path.open("rb") as file:
+        data = file.read(len(ELF_MAGIC))
+        if data == ELF_MAGIC:
+            return library_bytes(path), None, path.stem
+        data += file.read()
     meta = None
     if data.startswith(_TVM_FILE_MAGIC):
         meta = path.with_suffix(".tvm_meta.json").read_text(encoding="utf-8")
     return data, meta, path.stem
+
+
+def load_params(source: Source, entry: str | None, name: str | None) -> tuple[dict[str, Any], str]:
+    """Parameters of `module.load`, and the module's name; of a path by what it ends with or what is there. Reads files.
+
+    Raises:
+        InvalidError, OSError: as `read_module`; a source file is no UTF-8.
+    """
+    language = language_of(source) if isinstance(source, (str, os.PathLike)) else None
+    if language is not None:
+        file, stem = read_source(source, language), Path(source).stem  # type: ignore[arg-type]  # a path, see above
+        title = name if name is not None else stem
+        return source_params(file.text, language, entry=entry, name=title or None, includes=file.includes), title
+    data, meta, stem = read_module(source)
+    title = name if name is not None else stem
+    return module_params(data, meta, entry, title or None), title
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from vkqueue.client.future import Future
 from vkqueue.client.info import Device, Hello, Limits
 from vkqueue.client.launch import LaunchPlan
 from vkqueue.client.link import Link
-from vkqueue.client.module import BaseKernel, BaseModule, Saved, Source, module_params, read_module, source_params
+from vkqueue.client.module import BaseKernel, BaseModule, Saved, Source, load_params, source_params
 from vkqueue.client.spawn import START_S, ensure_running
 from vkqueue.errors import ConnectionLostError, ShuttingDownError
 
@@ -262,7 +262,10 @@ class Client:
         return self.link.gather()
 
     def load(self, source: Source, *, entry: str | None = None, name: str | None = None) -> Module:
-        """Load a module by its path or its bytes: SPIR-V, or one of TVM's formats.
+        """Load a module by its path or its bytes: SPIR-V, one of TVM's formats, or a library that TVM exported.
+
+        A path may also be that of a source file (.comp, .glsl, .hlsl, .slang), which the daemon compiles with what it
+        includes from its folder.
 
         Args:
             entry: the only entry point to load.
@@ -270,10 +273,10 @@ class Client:
 
         Raises:
             InvalidError, UnsupportedError: the module is broken; it has no kernel that a device can run.
+            CompileError: a source does not compile.
+            OSError: a file cannot be read.
         """
-        data, meta, stem = read_module(source)
-        title = name if name is not None else stem
-        params = module_params(data, meta, entry, title or None)
+        params, title = load_params(source, entry, name)
         module: Module = self._call(self.core.load, params, self._make_module, title)
         return module
 

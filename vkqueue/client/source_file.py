@@ -1,0 +1,82 @@
+"""Source files: one text, and texts by name for what it includes. The daemon opens no file, so they are read here."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vkqueue.errors import InvalidError
+
+LANGUAGES = {".comp": "glsl", ".glsl": "glsl", ".hlsl": "hlsl", ".slang": "slang"}
+"""By the end of a file's name."""
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^">\n]+)[">]', re.MULTILINE)
+_IMPORT = re.compile(r'^[ \t]*(?:__exported[ \t]+)?(?:import|__include)[ \t]+("[^"\n]+"|[\w.]+)', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A source with all that it includes.
+
+    Attributes:
+        includes: text by the name that the source includes it by.
+    """
+
+    text: str
+    language: str
+    includes: dict[str, str] = field(default_factory=dict)
+
+
+def language_of(path: str | os.PathLike[str]) -> str | None:
+    """The language of a source file by its name, None for any other file."""
+    return LANGUAGES.get(Path(path).suffix.lower())
+
+
+def read_source(path: str | os.PathLike[str], language: str) -> SourceFile:
+    """Read a source file, and what it includes from its own folder and folders in that.
+
+    What is not found there is left for the compiler to complain of.
+
+    Raises:
+        InvalidError: a file is no UTF-8.
+        OSError: it cannot be read.
+    """
+    top = Path(path)
+    source = SourceFile(_read(top), language)
+    waiting = [(source.text, "")]  # still to be looked through: a text, and the folder of its name
+    while waiting:
+        text, folder = waiting.pop()
+        for wanted in _wanted(text, language):
+            # As compilers do: from beside the text, else from the top.
+            for name in (posixpath.normpath(posixpath.join(folder, wanted)), posixpath.normpath(wanted)):
+                file = top.parent / name
+                if name in source.includes:
+                    break
+                if not name.startswith(("/", "..")) and file.is_file():
+                    source.includes[name] = _read(file)
+                    waiting.append((source.includes[name], posixpath.dirname(name)))
+                    break
+    return source
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidError(f"{path}: source text has to be UTF-8: {error}") from None
+
+
+def _wanted(text: str, language: str) -> Iterator[str]:
+    """Names of files that a text asks for."""
+    yield from _INCLUDE.findall(text)
+    if language == "slang":
+        for name in _IMPORT.findall(text):
+            if name.startswith('"'):
+                yield name.strip('"')
+            else:  # a module; its file may have hyphens where its name has underscores
+                path = name.replace(".", "/")
+                yield from (f"{path}.slang", f"{path.replace('_', '-')}.slang")
