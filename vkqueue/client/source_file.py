@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,9 +23,11 @@ class SourceFile:
     """A source with all that it includes.
 
     Attributes:
+        path: for messages.
         includes: text by the name that the source includes it by.
     """
 
+    path: str
     text: str
     language: str
     includes: dict[str, str] = field(default_factory=dict)
@@ -36,29 +38,28 @@ def language_of(path: str | os.PathLike[str]) -> str | None:
     return LANGUAGES.get(Path(path).suffix.lower())
 
 
-def read_source(path: str | os.PathLike[str], language: str) -> SourceFile:
-    """Read a source file, and what it includes from its own folder and folders in that.
+def read_source(path: str | os.PathLike[str], language: str, folders: Sequence[str] = ()) -> SourceFile:
+    """Read a source file, and what it includes: from its own folder and those in it, else from `folders`.
 
-    What is not found there is left for the compiler to complain of.
+    What is not found is left for the compiler to complain of.
 
     Raises:
         InvalidError: a file is no UTF-8.
         OSError: it cannot be read.
     """
     top = Path(path)
-    source = SourceFile(_read(top), language)
-    waiting = [(source.text, "")]  # still to be looked through: a text, and the folder of its name
+    source = SourceFile(os.fspath(path), _read(top), language)
+    # What is still to be looked through: a text, the name of its folder, and where that folder really is.
+    waiting = [(source.text, "", top.parent)]
     while waiting:
-        text, folder = waiting.pop()
+        text, inside, real = waiting.pop()
         for wanted in _wanted(text, language):
-            # As compilers do: from beside the text, else from the top.
-            for name in (posixpath.normpath(posixpath.join(folder, wanted)), posixpath.normpath(wanted)):
-                file = top.parent / name
+            for name, file in _places(wanted, inside, real, [str(top.parent), *folders]):
                 if name in source.includes:
                     break
-                if not name.startswith(("/", "..")) and file.is_file():
+                if file.is_file():
                     source.includes[name] = _read(file)
-                    waiting.append((source.includes[name], posixpath.dirname(name)))
+                    waiting.append((source.includes[name], posixpath.dirname(name), file.parent))
                     break
     return source
 
@@ -80,3 +81,13 @@ def _wanted(text: str, language: str) -> Iterator[str]:
             else:  # a module; its file may have hyphens where its name has underscores
                 path = name.replace(".", "/")
                 yield from (f"{path}.slang", f"{path.replace('_', '-')}.slang")
+
+
+def _places(wanted: str, inside: str, real: Path, folders: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """(name for the compiler, file) of all that an include may mean, in the order of search."""
+    for name, file in (
+        (posixpath.normpath(posixpath.join(inside, wanted)), real / wanted),
+        *((posixpath.normpath(wanted), Path(folder) / wanted) for folder in folders),
+    ):
+        if not name.startswith(("/", "..")):
+            yield name, file
