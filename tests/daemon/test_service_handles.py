@@ -22,7 +22,7 @@ FAILURES: list[tuple[str, dict[str, Any], str]] = [
     ("module.load", {"spirv": b""}, "invalid"),
     ("module.load", {"spirv": AXPY, "entry": "nobody"}, "not_found"),
     ("module.load", {"spirv": AXPY, "entree": "main"}, "invalid"),
-    ("module.load", {"source": "void main() {}", "language": "glsl"}, "unsupported"),
+    ("module.load", {"tvm": b"no module"}, "invalid"),
 ]
 
 

@@ -29,12 +29,14 @@ def memfd(size: int, first: bytes = b"", seals: int = SEALED, flags: int = 0) ->
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_open_or_mapped() -> Iterator[None]:
+def no_file_is_left_open() -> Iterator[None]:
     before = set(os.listdir("/proc/self/fd"))
     yield
     assert set(os.listdir("/proc/self/fd")) <= before
-    gc.collect()
-    assert "memfd:shared" not in Path("/proc/self/maps").read_text()
+
+
+def is_mapped() -> bool:
+    return "memfd:shared" in Path("/proc/self/maps").read_text()
 
 
 def share(client: InProcessClient, file: int, size: int = 4096, **params: Any) -> int:
@@ -55,6 +57,12 @@ async def test_a_shared_buffer_is_the_clients_memory(rig: Rig) -> None:
     rig.settle()
     assert client.result(msgid) == {"buffer": 1, "size": 100}
     assert client.session.memory_bytes == 100
+    del shared
+    gc.collect()
+    assert is_mapped()
+    rig.thread.posted.clear()  # the device has dropped it
+    gc.collect()
+    assert not is_mapped()
 
 
 @pytest.mark.parametrize(

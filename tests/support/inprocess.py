@@ -9,6 +9,8 @@ the loop's. So every order of events can be had, and none has to be waited for.
 from __future__ import annotations
 
 import asyncio
+import importlib
+import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,8 +23,6 @@ from vkqueue.daemon.service import Service
 from vkqueue.daemon.session import Buffer, Peer, Session
 from vkqueue.errors import DeviceLostError, VkqueueError
 from vkqueue.gpu.fake_info import fake_info
-from vkqueue.kernels.disasm import disassemble
-from vkqueue.kernels.reflect import analyse
 from vkqueue.model import (
     CREATE,
     DISPATCH,
@@ -41,6 +41,7 @@ from vkqueue.model import (
     Release,
 )
 from vkqueue.worker.events import DeviceLost, Failed, Opened
+from vkqueue.worker.helper_main import KINDS
 
 KERNELS = Path(__file__).resolve().parents[2] / "vkqueue" / "cli" / "kernels"
 AXPY = (KERNELS / "axpy.spv").read_bytes()
@@ -77,9 +78,11 @@ class ScriptedHelper:
         if error is not None:
             on_done(error)
             return
-        given = {int(id): value for id, value in args.get("specialization", {}).items()}
+        known = KINDS[kind]
+        function = getattr(importlib.import_module(known.module), known.function)
         try:
-            result: Any = disassemble(payload) if kind == "disassemble" else analyse(payload, given or None)
+            # As it is when it has come from a process.
+            result: Any = json.loads(json.dumps(known.run(function, payload, args)))
         except VkqueueError as refused:
             result = refused
         on_done(result)
