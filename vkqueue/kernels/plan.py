@@ -176,19 +176,8 @@ class Plan:
             )
         bound = Bound()
         for binding, entry in zip(self.bindings, args, strict=True):
-            if type(entry) is dict and "array" in entry:
-                elements = entry["array"]
-                if len(entry) != 1 or type(elements) is not list or len(elements) != binding.count:
-                    raise InvalidError(f"{binding.label}: expected {{'array': [{binding.count} entries]}}")
-            elif binding.count != 1:
-                raise InvalidError(
-                    f"{binding.label} is an array of {binding.count} descriptors: give {{'array': "
-                    f"[{binding.count} entries]}}"
-                )
-            else:
-                elements = (entry,)
-            for element in elements:
-                _bind_one(binding, element, bound, find)
+            for element in elements_of(binding, entry):
+                bind_one(binding, element, bound, find)
         return bound
 
     def provide(self, bound: Bound, scalars: bytes) -> None:
@@ -197,7 +186,30 @@ class Plan:
         bound.payload.append(("uniform", scalars))
 
 
-def _bind_one(binding: Binding, entry: Any, bound: Bound, find: Callable[[Any, str], BoundBuffer]) -> None:
+def elements_of(binding: Binding, entry: Any) -> Sequence[Any]:
+    """The entries of a binding's descriptors.
+
+    Raises:
+        InvalidError: not one for each.
+    """
+    if type(entry) is dict and "array" in entry:
+        elements = entry["array"]
+        if len(entry) != 1 or type(elements) is not list or len(elements) != binding.count:
+            raise InvalidError(f"{binding.label}: expected {{'array': [{binding.count} entries]}}")
+        return elements
+    if binding.count != 1:
+        raise InvalidError(
+            f"{binding.label} is an array of {binding.count} descriptors: give {{'array': [{binding.count} entries]}}"
+        )
+    return (entry,)
+
+
+def bind_one(binding: Binding, entry: Any, bound: Bound, find: Callable[[Any, str], BoundBuffer]) -> None:
+    """One descriptor of a launch.
+
+    Raises:
+        InvalidError, NotFoundError: the entry is wrong; the message names the binding.
+    """
     kind = type(entry)
     if kind is int:
         buffer = find(entry, binding.label)
@@ -280,4 +292,4 @@ def check_reply(outputs_bytes: int, count: int, max_message_bytes: int) -> None:
         )
 
 
-__all__ = ["STORAGE", "Binding", "Bound", "LayoutTable", "Plan", "check_reply"]
+__all__ = ["STORAGE", "Binding", "Bound", "LayoutTable", "Plan", "bind_one", "check_reply", "elements_of"]

@@ -63,6 +63,9 @@ class ScalarPacker:
         size: bytes of the block, from 0 to the end of the last member.
         padded: bytes that `pack` returns; `size` rounded up as the consumer needs it.
         what: how messages call the values, such as "scalars" or "values of binding 3".
+
+    Attributes:
+        members: (name, type, offset of its first value, number of values, bytes from one to the next).
     """
 
     def __init__(self, members: Sequence[Mapping[str, Any]], size: int, padded: int, what: str) -> None:
@@ -70,6 +73,10 @@ class ScalarPacker:
         self.padded = padded
         self.what = what
         self._members = [(m["name"], m["type"], m.get("count", 1), "count" in m) for m in members]
+        self.members: list[tuple[str, str, int, int, int]] = [
+            (m["name"], m["type"], m["offset"], m.get("count", 1), m.get("stride") or _SIZES[m["type"]])
+            for m in members
+        ]
         self._fields: list[tuple[str, str, int]] = []  # (name for messages, type, offset), in order given
         for m in members:
             step = m.get("stride") or _SIZES[m["type"]]
@@ -159,11 +166,20 @@ class ScalarPacker:
         names = ", ".join(f"{n} {t}" + (f"×{c}" if many else "") for n, t, c, many in self._members[:12])
         return names + (", …" if len(self._members) > 12 else "") if names else "no scalars"
 
-    def _from_map(self, values: dict[str, Any]) -> list[Any]:
-        flat: list[Any] = []
-        for name, type_, count, many in self._members:
+    def check_names(self, values: Mapping[str, Any]) -> None:
+        """Raises InvalidError unless each member is given, and nothing else."""
+        for name, type_, _, _ in self._members:
             if name not in values:
                 raise InvalidError(f"{self.what}: member {name} ({type_}) is missing; every member must be given")
+        if len(values) != len(self._members):
+            known = {m[0] for m in self._members}
+            extra = next((k for k in values if k not in known), "?")
+            raise InvalidError(f"{self.what}: no member is called {extra!r}; the members are {self._describe()}")
+
+    def _from_map(self, values: dict[str, Any]) -> list[Any]:
+        self.check_names(values)
+        flat: list[Any] = []
+        for name, type_, count, many in self._members:
             value = values[name]
             if not many:
                 flat.append(value)
@@ -171,10 +187,6 @@ class ScalarPacker:
                 flat.extend(value)
             else:
                 raise InvalidError(f"{self.what}: {name} takes a list of {count} {type_} values")
-        if len(values) != len(self._members):
-            known = {m[0] for m in self._members}
-            extra = next((k for k in values if k not in known), "?")
-            raise InvalidError(f"{self.what}: no member is called {extra!r}; the members are {self._describe()}")
         return flat
 
 

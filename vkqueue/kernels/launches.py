@@ -1,0 +1,178 @@
+"""The payload of a MANY row: N launches of one kernel as columns, and the token of all of them together.
+
+Columns are NumPy arrays along the launches, or single values that all share. This file only slices them, so that what
+imports it needs no NumPy: the daemon imports that when the first `dispatch_many` comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from vkqueue.model import Layout, Range, Token
+
+Touched = Mapping[int, tuple[int, int]]
+"""Buffer id to (first byte, end byte): all that is touched of it lies between."""
+
+
+class Slot(NamedTuple):
+    """One descriptor of every launch.
+
+    Attributes:
+        buffer: place in `Many.buffers`; below zero -1 - place in `Many.transients`.
+        offset, size: bytes in that buffer.
+        reads, writes: whether the kernel does, by its analysis. Of transient memory neither matters.
+    """
+
+    buffer: Any
+    offset: Any
+    size: Any
+    reads: bool
+    writes: bool
+
+
+class ManyJob:
+    """What the parts of one request share.
+
+    Attributes:
+        total: its launches.
+        nbytes: that the daemon holds for it.
+        over: it has been answered, though parts of it may still be on the device.
+    """
+
+    __slots__ = ("nbytes", "over", "total")
+
+    def __init__(self, total: int, nbytes: int) -> None:
+        self.total = total
+        self.nbytes = nbytes
+        self.over = False
+
+
+class Many:
+    """The launches `first` to `first + count` of a request; never changed but for `barriers`.
+
+    Attributes:
+        buffers: ids of client buffers, for `Slot.buffer`.
+        slots: one for each descriptor, in (set, binding, array element) order.
+        constants: bytes that are pushed for all, or an array of bytes, (count, bytes pushed).
+        grids: (x, y, z) of all, or an array of uint32, (count, 3).
+        transients: ("in" | "uniform", bytes-like) as in the payload of a DISPATCH, or ("uniform", an array of bytes,
+            (count, stride)) with a row for each launch.
+        barriers: launches of this part, counted from its first, before which a barrier stands; set by the stream.
+    """
+
+    __slots__ = ("barriers", "buffers", "constants", "count", "first", "grids", "job", "slots", "transients")
+
+    def __init__(
+        self,
+        job: ManyJob,
+        first: int,
+        count: int,
+        buffers: tuple[int, ...],
+        slots: tuple[Slot, ...],
+        constants: Any,
+        grids: Any,
+        transients: tuple[tuple[str, Any], ...] = (),
+    ) -> None:
+        self.job = job
+        self.first = first
+        self.count = count
+        self.buffers = buffers
+        self.slots = slots
+        self.constants = constants
+        self.grids = grids
+        self.transients = transients
+        self.barriers: list[int] = []
+
+    @property
+    def last(self) -> bool:
+        """Whether the request ends with this part."""
+        return self.first + self.count == self.job.total
+
+    def cut(self, count: int) -> tuple[Many, Many]:
+        """The first `count` launches, and the others; there must be others."""
+        return self._part(0, count), self._part(count, self.count)
+
+    def _part(self, start: int, stop: int) -> Many:
+        def column(value: Any) -> Any:
+            return value[start:stop] if _is_column(value) else value
+
+        slots = []
+        for slot in self.slots:
+            buffer, offset, size = map(column, slot[:3])
+            if type(buffer) is int and buffer < 0 and _is_column(offset):
+                offset = offset - offset[0]  # the rows before went with their own part
+            slots.append(Slot(buffer, offset, size, slot.reads, slot.writes))
+        transients = tuple((kind, column(value)) for kind, value in self.transients)
+        constants, grids = column(self.constants), column(self.grids)
+        return Many(
+            self.job, self.first + start, stop - start, self.buffers, tuple(slots), constants, grids, transients
+        )
+
+    def entries(self, index: int) -> tuple[tuple[int, int, int], ...]:
+        """The descriptors of one launch, as `Token.entries` has them."""
+        found = []
+        for slot in self.slots:
+            buffer, offset, size = (int(_at(value, index)) for value in slot[:3])
+            found.append((0, -1 - buffer, size) if buffer < 0 else (self.buffers[buffer], offset, size))
+        return tuple(found)
+
+    def touched(self, index: int) -> tuple[list[Range], list[Range]]:
+        """The ranges that one launch reads and writes, as `Token` has them."""
+        reads, writes = [], []
+        for slot, (id, offset, size) in zip(self.slots, self.entries(index), strict=True):
+            if id and size:
+                reads += [(id, offset, offset + size)] if slot.reads else []
+                writes += [(id, offset, offset + size)] if slot.writes else []
+        return reads, writes
+
+    def constants_of(self, index: int) -> bytes:
+        """What one launch pushes."""
+        return bytes(_at(self.constants, index))
+
+    def grid_of(self, index: int) -> tuple[int, int, int]:
+        """The work groups of one launch."""
+        x, y, z = map(int, _at(self.grids, index))
+        return x, y, z
+
+
+class ManyToken(Token):
+    """What all launches of a request touch: of each buffer one range that covers everything.
+
+    So two requests on halves of a buffer do not conflict, and two whose offsets interleave do, which may cost a
+    barrier too many.
+
+    Attributes:
+        read, written: the same as `reads` and `writes`, by buffer; the end may lie behind the buffer's.
+    """
+
+    __slots__ = ("read", "written")
+
+    def __init__(
+        self, id: int, layout: Layout | None, buffers: tuple[int, ...], read: Touched, written: Touched
+    ) -> None:
+        # Not by way of `Token`: what it works out costs more for 10,000 buffers than launching on them.
+        self.id = id
+        self.layout = layout
+        self.entries = ()
+        self.cached = False
+        self.buffers = buffers
+        self.read = read
+        self.written = written
+
+    def __getattr__(self, name: str) -> Any:
+        # Made when somebody asks, which on the usual way nobody does.
+        if name not in ("reads", "writes"):
+            raise AttributeError(name)
+        touched = self.read if name == "reads" else self.written
+        ranges = tuple([(buffer, first, end) for buffer, (first, end) in touched.items()])
+        setattr(self, name, ranges)
+        return ranges
+
+
+def _is_column(value: Any) -> bool:
+    return type(value) not in (int, bytes, bytearray, memoryview, tuple)
+
+
+def _at(value: Any, index: int) -> Any:
+    return value[index] if _is_column(value) else value
