@@ -12,19 +12,23 @@ from hypothesis import strategies as st
 from support.graphs import ALIGN, PIPELINES, Graphs, call
 
 from vkqueue.errors import InvalidError
-from vkqueue.jobs.graph import Template, barriers, levels, place, ranges
+from vkqueue.jobs.graph import Bindings, Template, barriers, levels, place
 from vkqueue.kernels.graph import GraphPlan
-from vkqueue.model import COPY, FILL, GraphNode
+from vkqueue.model import COPY, FILL, GraphInstance, GraphNode, Token
 
 
 def template(plan: GraphPlan, **options: Any) -> Template:
     return Template(plan, PIPELINES, ALIGN, **options)
 
 
+def bind(graph: Template, bound: dict[int, tuple[int, int]], **scalars: Any) -> tuple[GraphInstance, Token]:
+    return graph.bind(Bindings(bound, arena=1), scalars, 77, 78)
+
+
 def shape(graph: Template, bound: dict[int, tuple[int, int]], **scalars: Any) -> list[tuple[str, bool]]:
     """(label, whether a barrier stands before it) of an instance's nodes."""
-    nodes, _ = graph.bind(bound, 1, scalars)
-    return [(node.label, node.barrier) for node in nodes]
+    instance, _ = bind(graph, bound, **scalars)
+    return [(node.label, node.barrier) for node in instance.nodes]
 
 
 def step(reads: Any = (), writes: Any = ()) -> GraphNode:
@@ -62,8 +66,10 @@ def test_temporaries_of_a_chain_share_two_places() -> None:
     graph = template(plan)
     assert graph.arena_bytes == 2048
     assert graph.barrier_count == 4
-    _, places = graph.bind({0: (11, 0), 1: (12, 256)}, 1, {})
-    assert places == ((11, 0), (12, 256), (1, 0), (1, 1024), (1, 0), (1, 1024))
+    instance, token = bind(graph, {0: (11, 0), 1: (12, 256)})
+    assert instance.arenas == ((1, 2048),)
+    assert (token.reads, token.writes) == (((11, 0, 1024),), ((1, 0, 2048), (12, 256, 1280)))
+    assert instance.places == ((11, 0), (12, 256), (1, 0), (1, 1024), (1, 0), (1, 1024))
 
 
 def test_levels_that_need_far_more_memory_are_given_up() -> None:
@@ -117,7 +123,7 @@ def test_a_copy_onto_itself_is_refused_when_it_is_bound() -> None:
     graph = template(plan)
     assert shape(graph, {0: (11, 0), 1: (11, 64)}) == [("copy", False)]
     with pytest.raises(InvalidError, match="same memory"):
-        graph.bind({0: (11, 0), 1: (11, 32)}, 1, {})
+        bind(graph, {0: (11, 0), 1: (11, 32)})
 
 
 def test_nodes_are_shared_but_for_those_that_scalars_change() -> None:
@@ -127,8 +133,7 @@ def test_nodes_are_shared_but_for_those_that_scalars_change() -> None:
     )  # fmt: skip
     graph = template(plan)
     bound = {0: (11, 0), 1: (12, 0), 2: (13, 0)}
-    one, _ = graph.bind(bound, 1, {"n": 1})
-    two, _ = graph.bind(bound, 1, {"n": 2})
+    one, two = (bind(graph, bound, n=n)[0].nodes for n in (1, 2))
     assert one[0] is two[0]
     assert one[1].constants != two[1].constants
     assert [node.pipeline for node in one] == [PIPELINES["map"], PIPELINES["scaled"]]
@@ -139,8 +144,27 @@ def test_what_a_launch_touches() -> None:
         call("map", ["x", 256, 64], ["y", 0, 64]), call("map", ["x", 1024, 64], ["y", 512, 64]),
         inputs={"x": 2048}, outputs={"y": 1024},
     )  # fmt: skip
-    bound = {0: (11, 512), 1: (12, 0)}
-    assert ranges(plan.places, bound) == (((11, 768, 1600),), ((12, 0, 576),))
+    _, token = bind(template(plan), {0: (11, 512), 1: (12, 0)})
+    assert (token.reads, token.writes) == (((11, 768, 1600),), ((12, 0, 576),))
+
+
+def test_a_buffer_that_is_bound_by_nothing_is_in_the_token_all_the_same() -> None:
+    plan = Graphs().check(call("map", "x", "y"), inputs={"x": 0}, outputs={"y": 64})
+    _, token = bind(template(plan), {0: (11, 0), 1: (12, 0)})
+    assert set(token.buffers) == {11, 12}
+
+
+def test_what_comes_with_a_launch_lies_in_an_arena_of_its_own() -> None:
+    plan = Graphs().check(call("map", "x", "y"), call("inplace", "z"), inputs={"x": 64, "z": 32}, outputs={"y": 100})
+    graph = template(plan)
+    instance, token = graph.bind(Bindings({1: (11, 0)}, ((0, "in"), (2, "out")), 1, 2), {}, 77, 78)
+    assert instance.arenas == ((2, graph.inline_bytes),)
+    assert instance.transients == ((0, 64), (2, 100))
+    assert instance.results == ("y",)
+    (x_in, x), z, (y_in, y) = instance.places
+    assert (x_in, y_in, z) == (2, 2, (11, 0))
+    assert x + 64 <= y or y + 100 <= x
+    assert token.writes == ((2, 0, graph.inline_bytes), (11, 0, 32))
 
 
 def test_more_ranges_than_are_told_apart_cost_a_level_and_no_order() -> None:
@@ -246,7 +270,8 @@ def test_any_graph_computes_what_its_nodes_do_one_after_the_other(nodes: Any, al
         return  # a temporary is read before it is written
     bound = {0: (11, 0), 1: (11, 0) if aliased else (12, 0)}
     start = {bound[0]: 1, bound[1]: 2}
-    found = run(*template(plan).bind(bound, 1, {}), memory=dict(start))
+    instance, _ = bind(template(plan), bound)
+    found = run(instance.nodes, instance.places, dict(start))
     alone = [bound.get(n, (100 + n, 0)) for n in range(len(plan.places))]
     as_sent = [
         replace(s.node, barrier=True, pipeline=PIPELINES[s.kernel] if s.kernel else 0) for s in plan.steps

@@ -33,6 +33,7 @@ class Commands:
         self._hot = device.hot
         self._pipeline_barrier = device.raw.cmd_pipeline_barrier
         self._copy_buffer = device.raw.cmd_copy_buffer
+        self._execute = device.raw.cmd_execute_commands
         self._begin_label = device.raw.cmd_begin_label
         self._end_label = device.raw.cmd_end_label
         # The bytes live as long as this object, so their addresses may be kept.
@@ -62,6 +63,14 @@ class Commands:
     def fill(self, command: Any, target: Target, place: int, size: int, word: int) -> None:
         """Fill a range, multiples of 4, with a 32-bit word."""
         self._hot.cmd_fill_buffer(command, target.param, place, size, word)
+
+    def update(self, command: Any, target: Target, place: int, data: bytes) -> None:
+        """Write data that stays in the command buffer: a multiple of 4, at most 64 KiB."""
+        self._hot.cmd_update_buffer(command, target.param, place, len(data), data)
+
+    def execute(self, command: Any, recorded: bytes) -> None:
+        """Execute a secondary command buffer, given as the bytes of its handle. Nothing stays bound behind it."""
+        self._execute(command, 1, recorded)
 
     def open_setup(self, frame: Frame) -> Any:
         """The frame's `setup` command buffer, begun.

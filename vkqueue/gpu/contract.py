@@ -13,12 +13,14 @@ from vkqueue.model import (
     BARRIER,
     DIRECT,
     DISPATCH,
+    GRAPH,
     INIT,
     READ,
     ROW_OP,
     ROW_TARGET,
     ROW_TOKEN,
     Batch,
+    GraphInstance,
     Layout,
     Range,
     Row,
@@ -61,8 +63,8 @@ class Contract:
 
     Checked: serials rise; flags and slots run parallel to the rows; a launch finds its descriptors (pushed in
     this command buffer, or in its slot of the ring) or has INIT; no slot is rewritten that a batch in flight
-    uses; conflicting rows have a barrier between them, across the batches in flight; the host touches no range
-    that a row in flight uses.
+    uses; conflicting rows have a barrier between them, across the batches in flight, and conflicting nodes of a graph
+    too; a graph's token covers what its nodes touch; the host touches no range that a row in flight uses.
     """
 
     def __init__(self, max_push_descriptors: int) -> None:
@@ -107,6 +109,9 @@ class Contract:
             self._check_host(token, self._in_flight.values())
             return
         self._check_hazards(serial, token, bool(flags & BARRIER))
+        if row[ROW_OP] == GRAPH:
+            self._pushed = None
+            check_graph(row[ROW_TARGET], token)
         if row[ROW_OP] == DISPATCH:
             if token.layout is None:
                 raise ContractError(f"a dispatch of pipeline {row[ROW_TARGET]} whose token has no layout")
@@ -154,6 +159,28 @@ class Contract:
         elif self._slots.get(key) != token.id:
             raise ContractError(f"token {token.id} is not in slot {slot} of layout {layout.id}, and INIT is missing")
         self._slots_in_flight[serial].add(key)
+
+
+def check_graph(instance: GraphInstance, token: Token) -> None:
+    """Raises ContractError when nodes conflict with no barrier between them, or touch what is not in the token."""
+    touched = _Touched()
+    for number, node in enumerate(instance.nodes):
+        places = instance.places
+        reads, writes = (
+            tuple((places[p][0], places[p][1] + first, places[p][1] + end) for p, first, end in ranges)
+            for ranges in (node.reads, node.writes)
+        )
+        own = Token(0, None, (), reads, writes, cached=False)
+        if node.barrier:
+            touched = _Touched()
+        hazard = touched.conflict(own)
+        if hazard:
+            raise ContractError(f"node {number} ({node.label}): no barrier: {hazard}")
+        touched.add(own)
+        for found, known, doing in ((reads, (*token.reads, *token.writes), "reads"), (writes, token.writes, "writes")):
+            for buffer, first, end in found:
+                if not any(b == buffer and low <= first and end <= high for b, low, high in known):
+                    raise ContractError(f"node {number} {doing} bytes {first} to {end} of buffer {buffer} unannounced")
 
 
 def transfer_ranges(row: Row) -> tuple[Range | None, Range | None]:

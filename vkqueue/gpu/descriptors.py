@@ -55,7 +55,7 @@ class Descriptors:
         values: list[int] = []
         for id, offset, size in token.entries:
             if id:
-                values += self._client_entry(id, offset, size)
+                values += self.client_entry(id, offset, size)
             elif places is not None and offset < len(places):
                 # A range must not be empty. One byte of the slice's own padding is no element of any array.
                 values += (*places[offset], size or 1)
@@ -115,7 +115,13 @@ class Descriptors:
             ring.close()
         self._rings.clear()
 
-    def _client_entry(self, id: int, offset: int, size: int) -> tuple[int, int, int]:
+    def client_entry(self, id: int, offset: int, size: int) -> tuple[int, int, int]:
+        """(VkBuffer, offset, range) to bind for a range of a client's buffer.
+
+        Raises:
+            NotFoundError: the buffer was never created or is gone.
+            InternalError: the range lies outside it.
+        """
         buffer = self._buffers.get(id)
         if offset < 0 or size < 0 or offset + size > buffer.size:
             raise InternalError(f"range {offset} + {size} lies outside buffer {id} of {buffer.size} bytes")

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias, cast
 from vkqueue.errors import DeviceLostError, NotFoundError, OutOfDeviceMemoryError, VkqueueError
 from vkqueue.gpu.backend import Submission
 from vkqueue.gpu.contract import Contract, ContractError, transfer_ranges
+from vkqueue.gpu.fake_graph import run_graph
 from vkqueue.gpu.fake_info import fake_info
 from vkqueue.model import (
     COPY,
@@ -24,6 +25,7 @@ from vkqueue.model import (
     DIRECT,
     DISPATCH,
     FILL,
+    GRAPH,
     READ,
     ROW_CONSTANTS,
     ROW_GRID,
@@ -37,6 +39,7 @@ from vkqueue.model import (
     Batch,
     Completion,
     DeviceInfo,
+    GraphInstance,
     PipelineSpec,
     Release,
     Row,
@@ -302,6 +305,8 @@ class FakeBackend:
             self._create(row)
         if op == DISPATCH and row[ROW_TARGET] not in self._pipelines:
             raise NotFoundError(f"pipeline {row[ROW_TARGET]} is not there")
+        if op == GRAPH:
+            self._prepare(row[ROW_TARGET])
         for id in row[ROW_TOKEN].buffers:
             if id not in self._buffers:
                 raise NotFoundError(f"buffer {id} is not there")
@@ -310,8 +315,18 @@ class FakeBackend:
         else:
             submission.staged.append((index, row))
 
+    def _prepare(self, instance: GraphInstance) -> None:
+        for id, size in instance.arenas:
+            if id not in self._buffers:
+                self._allocate(id, size, 0)
+        for node in instance.nodes:
+            if node.op == DISPATCH and node.pipeline not in self._pipelines:
+                raise NotFoundError(f"pipeline {node.pipeline} is not there")
+
     def _create(self, row: Row) -> None:
-        size = row[ROW_PAYLOAD][0]
+        self._allocate(row[ROW_TARGET], row[ROW_PAYLOAD][0], _GARBAGE)
+
+    def _allocate(self, id: int, size: int, content: int) -> None:
         used = sum(map(len, list(self._buffers.values())))
         if used + size > self._memory_bytes:
             left = self._memory_bytes - used
@@ -319,7 +334,7 @@ class FakeBackend:
                 f"no memory for {size} bytes: {used} of {self._memory_bytes} are used, {left} left",
                 {"asked": size, "used": used, "left": left, "largest_free": left},
             )
-        self._buffers[row[ROW_TARGET]] = bytearray([_GARBAGE]) * size
+        self._buffers[id] = bytearray([content]) * size
 
     def _signalled(self, submission: FakeSubmission, timeout_s: float) -> bool:
         if submission.due is not None:
@@ -347,6 +362,10 @@ class FakeBackend:
             outputs = self._dispatch(row)
             if outputs:
                 submission.results[index] = outputs
+        elif row[ROW_OP] == GRAPH:
+            leaving = run_graph(row, self._memory, self._run)
+            if leaving:
+                submission.results[index] = leaving
         else:
             self._transfer(row, submission.results, index)
 
@@ -380,14 +399,17 @@ class FakeBackend:
         transient = [
             bytearray([_GARBAGE]) * value if kind == "out" else bytearray(value) for kind, value in payload
         ]
-        kernel = self.kernels.get(self._pipelines[row[ROW_TARGET]].entry)
-        if kernel is not None:
-            bound = [
-                self._memory((id, offset, offset + size)) if id else memoryview(transient[offset])[:size]
-                for id, offset, size in row[ROW_TOKEN].entries
-            ]
-            kernel(bound, row[ROW_CONSTANTS], row[ROW_GRID])
+        bound = [
+            self._memory((id, offset, offset + size)) if id else memoryview(transient[offset])[:size]
+            for id, offset, size in row[ROW_TOKEN].entries
+        ]
+        self._run(row[ROW_TARGET], bound, row[ROW_CONSTANTS], row[ROW_GRID])
         return [bytes(memory) for (kind, _), memory in zip(payload, transient, strict=True) if kind in ("out", "inout")]
+
+    def _run(self, pipeline: int, bound: list[memoryview], constants: bytes, grid: tuple[int, int, int]) -> None:
+        kernel = self.kernels.get(self._pipelines[pipeline].entry)
+        if kernel is not None:
+            kernel(bound, constants, grid)
 
     def _free_deferred(self) -> None:
         """Free what no batch before it can use any more."""

@@ -33,6 +33,7 @@ class Frame:
         host_sees: whether the device writes staging memory that the host reads or writes afterwards.
         copies_out: (scratch, staging) pairs to be copied after the rows.
         by_host: rows that the host has done.
+        new_arenas: ids of the buffers of graphs that the batch makes.
     """
 
     def __init__(self, device: Device) -> None:
@@ -59,6 +60,7 @@ class Frame:
         self.slices = Slices()
         self.begun = self.broken = self.setup_used = self.host_sees = False
         self.by_host: set[int] = set()
+        self.new_arenas: list[int] = []
         self.results: list[tuple[int, list[Slice]]] = []
         self.copies_out: list[tuple[Slice, Slice]] = []
         self._begin = binding.ffi.new("VkCommandBufferBeginInfo *")
@@ -153,6 +155,7 @@ class Frame:
         self.slices.give_back()
         self.begun = self.broken = self.setup_used = self.host_sees = False
         self.by_host.clear()
+        self.new_arenas.clear()
         self.results.clear()
         self.copies_out.clear()
         self._timings.clear()

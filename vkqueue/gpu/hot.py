@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, int]] = {
     "cmd_copy_buffer": ("vkCmdCopyBuffer", 5),
     "cmd_fill_buffer": ("vkCmdFillBuffer", 5),
     "cmd_update_buffer": ("vkCmdUpdateBuffer", 5),
+    "cmd_execute_commands": ("vkCmdExecuteCommands", 3),
     "cmd_write_timestamp": ("vkCmdWriteTimestamp", 4),
     "cmd_reset_query_pool": ("vkCmdResetQueryPool", 4),
     "update_descriptor_set_with_template": ("vkUpdateDescriptorSetWithTemplate", 4),
@@ -71,6 +72,7 @@ RAW = (
     "cmd_dispatch",
     "cmd_pipeline_barrier",
     "cmd_copy_buffer",
+    "cmd_execute_commands",
     "update_descriptor_set_with_template",
     "cmd_push_descriptor_set_with_template",
     "cmd_begin_label",
@@ -98,6 +100,7 @@ class Hot:
     cmd_copy_buffer: Function
     cmd_fill_buffer: Function
     cmd_update_buffer: Function
+    cmd_execute_commands: Function
     cmd_write_timestamp: Function
     cmd_reset_query_pool: Function
     update_descriptor_set_with_template: Function
@@ -137,6 +140,7 @@ class Raw:
     cmd_dispatch: Function
     cmd_pipeline_barrier: Function
     cmd_copy_buffer: Function
+    cmd_execute_commands: Function
     update_descriptor_set_with_template: Function
     cmd_push_descriptor_set_with_template: Function
     cmd_begin_label: Function

@@ -20,14 +20,14 @@ from vkqueue.gpu.layout import PipelineLayout
 from vkqueue.gpu.payload import Payloads
 from vkqueue.gpu.pipeline import Pipeline, PipelineTable
 from vkqueue.gpu.transfers import Transfers
-from vkqueue.model import BARRIER, DIRECT, DISPATCH, Batch, Completion, Row, Token
+from vkqueue.model import BARRIER, DIRECT, DISPATCH, GRAPH, Batch, Completion, Row, Token
 
 log = logging.getLogger("vkqueue.gpu")
 
 _COMPUTE_STAGE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
 _COMPUTE_POINT = 1  # VK_PIPELINE_BIND_POINT_COMPUTE
 _NOTHING = object()
-_OPS = ("dispatch", "write", "read", "fill", "copy", "create")
+_OPS = ("dispatch", "write", "read", "fill", "copy", "create", "free", "graph")
 
 
 class Recorder:
@@ -111,6 +111,9 @@ class Recorder:
                         self._begin(frame)
                     if self._transfers[op](frame, completion, index, row, direct):
                         work = True
+                    if op == GRAPH:  # its commands leave nothing bound
+                        bound_id = layout = bound_token = None
+                        bound_constants = _NOTHING
                 else:
                     if target != bound_id:
                         pipeline = self._pipeline(target)

@@ -18,11 +18,13 @@ from vkqueue.gpu.commands import Commands
 from vkqueue.gpu.descriptors import Descriptors
 from vkqueue.gpu.device import Device, DeviceOptions, list_devices, open_device, open_instance
 from vkqueue.gpu.frame import Frame
+from vkqueue.gpu.graphs import Graphs, Recording
+from vkqueue.gpu.layout import PipelineLayout
 from vkqueue.gpu.payload import UNLIMITED, Payloads, Tuning
 from vkqueue.gpu.pipeline import PipelineTable
 from vkqueue.gpu.recorder import Recorder
 from vkqueue.gpu.transfers import Transfers
-from vkqueue.model import CREATE, Batch, Completion, PipelineSpec, Release
+from vkqueue.model import CREATE, GRAPH, Batch, Completion, PipelineSpec, Release
 
 log = logging.getLogger("vkqueue.gpu")
 
@@ -55,9 +57,12 @@ class VulkanBackend:
         self._own_instance = own_instance
         self.buffers = Buffers(device)
         self.descriptors = Descriptors(device, self.buffers)
-        self.pipelines = PipelineTable(device, device.options.cache_dir, self.descriptors.layout_gone)
+        self.pipelines = PipelineTable(device, device.options.cache_dir, self._layout_gone)
         commands = Commands(device)
         self.payloads = Payloads(device, self.buffers, commands, tuning)
+        self.graphs = Graphs(device, self.pipelines, self.buffers, self.descriptors, self.payloads, commands)
+        transfers = Transfers(self.buffers, self.payloads, commands)
+        transfers.by_op[GRAPH] = self.graphs.launch
         client = self.buffers.types.client
         write_max = read_max = 0
         if client.host_visible:
@@ -69,14 +74,15 @@ class VulkanBackend:
             self.pipelines,
             self.descriptors,
             self.payloads,
-            Transfers(self.buffers, self.payloads, commands),
+            transfers,
             commands,
             self.buffers,
         )
+        self.graphs.gone = self._recorder.gone
         self._frames: list[Frame] = []  # idle ones
         self._in_flight: dict[int, VulkanSubmission] = {}  # by order, rising
         self._order = 0
-        self._deferred: deque[tuple[int, list[ClientBuffer], tuple[int, ...]]] = deque()
+        self._deferred: deque[tuple[int, list[ClientBuffer], tuple[int, ...], list[Recording]]] = deque()
         self._lost: DeviceLostError | None = None
         self._closed = False
 
@@ -92,7 +98,10 @@ class VulkanBackend:
         submission = VulkanSubmission(batch, completion, self._order)
         frame = self._frames.pop() if self._frames else Frame(self.device)
         try:
-            if self._recorder.record(batch, frame, completion):
+            recorded = self._recorder.record(batch, frame, completion)
+            if self.graphs.dropped:
+                self._deferred.append((self._order, [], (), self.graphs.take_dropped()))
+            if recorded:
                 self.buffers.flush()
                 completion.submitted_ns = time.monotonic_ns()
                 frame.submit()
@@ -112,6 +121,8 @@ class VulkanBackend:
             self._fail(batch, frame, completion, error)
         except BaseException:
             self._recorder.submitted(False)
+            for id in frame.new_arenas:
+                self._uncreate(id)
             frame.close()
             raise
         completion.submitted_ns = time.monotonic_ns()
@@ -166,11 +177,18 @@ class VulkanBackend:
             completion.errors[index] = type(error)(error.message, error.data)
             completion.results.pop(index, None)
             if row[2] == CREATE:
-                buffer = self.buffers.take(row[4])
-                if buffer is not None:
-                    self.descriptors.forget((row[4],))
-                    self.buffers.destroy_client(buffer)
+                self._uncreate(row[4])
+        for id in frame.new_arenas:
+            self._uncreate(id)
         frame.results.clear()
+
+    def _uncreate(self, id: int) -> None:
+        """A buffer that was made for a batch which was not submitted: its bytes are still another's."""
+        buffer = self.buffers.take(id)
+        if buffer is not None:
+            self.descriptors.forget((id,))
+            self.graphs.destroy(self.graphs.forget(buffers=(id,)))
+            self.buffers.destroy_client(buffer)
 
     # --- releases ------------------------------------------------------------------------------------------------
 
@@ -179,7 +197,8 @@ class VulkanBackend:
         self.descriptors.forget(release.buffers)
         buffers = [buffer for id in release.buffers if (buffer := self.buffers.take(id)) is not None]
         self._recorder.gone.update(release.pipelines)
-        self._deferred.append((self._order, buffers, release.pipelines))
+        recordings = self.graphs.forget(release.buffers, release.pipelines, release.instances)
+        self._deferred.append((self._order, buffers, release.pipelines, recordings))
         self._free_deferred()
 
     @property
@@ -187,10 +206,15 @@ class VulkanBackend:
         """See `backend.Backend.has_deferred`."""
         return bool(self._deferred)
 
+    def _layout_gone(self, layout: PipelineLayout) -> None:
+        self.descriptors.layout_gone(layout)
+        self.graphs.layout_gone(layout)
+
     def _free_deferred(self) -> None:
         oldest = next(iter(self._in_flight), self._order + 1)
         while self._deferred and self._deferred[0][0] < oldest:
-            _, buffers, pipelines = self._deferred.popleft()
+            _, buffers, pipelines, recordings = self._deferred.popleft()
+            self.graphs.destroy(recordings)
             for buffer in buffers:
                 self.buffers.destroy_client(buffer)
             for id in pipelines:
@@ -237,6 +261,7 @@ class VulkanBackend:
         for frame in self._frames:
             frame.close()
         self._frames.clear()
+        self.graphs.close()
         self.pipelines.close()
         self.descriptors.close()
         self.payloads.close()

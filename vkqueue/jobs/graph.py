@@ -16,8 +16,8 @@ from typing import Any
 
 from vkqueue.errors import InvalidError
 from vkqueue.jobs.stream import Stream
-from vkqueue.kernels.graph import CONSTANT, TEMPORARY, GraphPlan, Place, Step
-from vkqueue.model import BARRIER, COPY, GraphNode, Range, Row, Token
+from vkqueue.kernels.graph import CONSTANT, INPUT, OUTPUT, TEMPORARY, GraphPlan, Step
+from vkqueue.model import BARRIER, COPY, GraphInstance, GraphNode, Range, Row, Token
 
 # Levels may need more memory than the order as sent. Arbitrary: twice as much, and some more, is worth fewer barriers.
 _MORE_MEMORY = 2
@@ -141,6 +141,22 @@ def arrange(plan: GraphPlan, order: Sequence[int], times: Sequence[int], align: 
     return Arrangement(tuple(order), barriers(nodes, places), offsets, size)
 
 
+@dataclass(frozen=True, slots=True)
+class Bindings:
+    """What a launch gives a graph.
+
+    Attributes:
+        buffers: place index -> where it lies, of inputs, outputs and buffers named by handle.
+        inline: (place index, "in", "inout" or "out") of what comes and leaves with the launch, in the payload's order.
+        arena, inline_arena: the buffers for temporaries, and for what is inline.
+    """
+
+    buffers: Mapping[int, Where]
+    inline: Sequence[tuple[int, str]] = ()
+    arena: int = 0
+    inline_arena: int = 0
+
+
 class Template:
     """A graph ready to be bound: its nodes in both orders.
 
@@ -150,6 +166,7 @@ class Template:
 
     Attributes:
         arena_bytes: memory of the temporaries of one launch.
+        inline_bytes: memory for inputs and outputs, if a launch brings or takes bytes instead of naming buffers.
         barrier_count: barriers of a launch that binds no overlapping memory.
     """
 
@@ -167,6 +184,9 @@ class Template:
         self.arena_bytes = max(self._apart.size, self._in_order.size)
         self._static = self._arranged(self._apart, self._apart.barriers, self._nodes)
         self.barrier_count = sum(node.barrier for node in self._static)
+        ends = [p for p in plan.places if p.role in (INPUT, OUTPUT)]
+        everywhere = dict.fromkeys((p.id - 1 for p in ends), (0, 0))
+        self._inline, self.inline_bytes = place({p.id - 1: p.size for p in ends}, everywhere, align)
         self._dynamic = [index for index, step in enumerate(plan.steps) if step.dynamic]
 
     @staticmethod
@@ -184,19 +204,35 @@ class Template:
             for node, barrier in zip(ordered, wanted, strict=True)
         )
 
-    def bind(
-        self, bound: Mapping[int, Where], arena: int, scalars: Mapping[str, Any]
-    ) -> tuple[tuple[GraphNode, ...], tuple[Where, ...]]:
-        """Nodes and places of an instance.
+    def bind(self, binding: Bindings, scalars: Mapping[str, Any], id: int, token: int) -> tuple[GraphInstance, Token]:
+        """The instance of a launch, and its token. Both may be used again for launches that bind the same.
 
         Args:
-            bound: where each place lies that is not in the arena.
-            arena: the buffer for temporaries.
             scalars: checked by `GraphPlan.check_scalars`.
+            id, token: never used before.
 
         Raises:
             InvalidError: a scalar is out of range where it is used; a copy would overlap itself.
         """
+        bound = dict(binding.buffers)
+        for number, _ in binding.inline:
+            bound[number] = (binding.inline_arena, self._inline[number])
+        nodes, places = self._bound(bound, binding.arena, scalars)
+        arenas = []
+        if self.arena_bytes:
+            arenas.append((binding.arena, self.arena_bytes))
+        if binding.inline:
+            arenas.append((binding.inline_arena, self.inline_bytes))
+        instance = GraphInstance(
+            id, nodes, places, tuple(arenas),
+            transients=tuple((number, self.plan.places[number].size) for number, _ in binding.inline),
+            results=tuple(self.plan.places[number].name for number, kind in binding.inline if kind != "in"),
+        )  # fmt: skip
+        return instance, self._token(token, binding.buffers, arenas)
+
+    def _bound(
+        self, bound: Mapping[int, Where], arena: int, scalars: Mapping[str, Any]
+    ) -> tuple[tuple[GraphNode, ...], tuple[Where, ...]]:
         meets = self._meets(bound)
         arrangement = self._in_order if meets else self._apart
         places = tuple(
@@ -213,6 +249,20 @@ class Template:
             _check_copies(nodes, places)
             where = barriers([nodes[index] for index in arrangement.order], places)
         return self._arranged(arrangement, where, nodes), places
+
+    def _token(self, id: int, bound: Mapping[int, Where], arenas: Sequence[tuple[int, int]]) -> Token:
+        """What a launch touches; the arenas are one with the clients' buffers there, so that launches that share one
+        follow each other."""
+        ends = [(arena, 0, size) for arena, size in arenas if size]
+        reads: list[Range] = []
+        writes: list[Range] = list(ends)
+        for number, (buffer, base) in bound.items():
+            place = self.plan.places[number]
+            for span, found in ((place.reads, reads), (place.writes, writes)):
+                if span is not None and span[1] > span[0]:
+                    found.append((buffer, base + span[0], base + span[1]))
+        entries = tuple((buffer, base, self.plan.places[n].size) for n, (buffer, base) in bound.items())
+        return Token(id, None, entries, tuple(reads), tuple(writes))
 
     def _meets(self, bound: Mapping[int, Where]) -> bool:
         """Whether two places overlap of which one is written."""
@@ -241,16 +291,4 @@ def _check_copies(nodes: Sequence[GraphNode], places: Sequence[Where]) -> None:
                 raise InvalidError("buffers: a copy of the graph would read and write the same memory")
 
 
-def ranges(places: Sequence[Place], bound: Mapping[int, Where]) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
-    """(read, written) of clients' memory by a launch, as its token has them."""
-    reads: list[Range] = []
-    writes: list[Range] = []
-    for number, (buffer, base) in bound.items():
-        place = places[number]
-        for span, found in ((place.reads, reads), (place.writes, writes)):
-            if span is not None and span[1] > span[0]:
-                found.append((buffer, base + span[0], base + span[1]))
-    return tuple(reads), tuple(writes)
-
-
-__all__ = ["Arrangement", "Template", "arrange", "barriers", "levels", "place", "ranges"]
+__all__ = ["Arrangement", "Bindings", "Template", "arrange", "barriers", "levels", "place"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from vkqueue.model import BARRIER, CREATE, DIRECT, DISPATCH, INIT, READ, WRITE, Batch, Row, Token
+from vkqueue.model import BARRIER, CREATE, DIRECT, DISPATCH, GRAPH, INIT, READ, WRITE, Batch, Row, Token
 
 # Arbitrary: a scan of so many ranges costs about as much as the rest of a row's work.
 _MAX_RANGES = 8
@@ -143,6 +143,8 @@ class Stream:
                 else:
                     flag = self._touch(token, serial)
                     again = None
+                    if op == GRAPH:
+                        pushed = None  # its commands disturb what is bound
             add_flags(flag)
         return Batch(serial, rows, flags, slots, reason, now_ns)
 
