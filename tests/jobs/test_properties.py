@@ -133,28 +133,31 @@ def s_ids(scheduler: Scheduler | PlainScheduler) -> Any:
 
 
 session = st.integers(1, SESSIONS)
-acts = st.one_of(
-    st.tuples(
-        st.just("request"), session, buffers, buffers,
+pipeline = st.sampled_from(PIPELINES)
+ACTS: dict[str, tuple[int, tuple[st.SearchStrategy[Any], ...]]] = {
+    "request": (8, (
+        session, buffers, buffers,
         st.sampled_from(["", "", "held", "after", "priority", "deadline", "both", "timing"]),
-        st.integers(-2, 2), st.integers(1, 4), st.sampled_from(PIPELINES),
-    ),
-    st.tuples(
-        st.just("buffer"), session, st.sampled_from(["free", "create"]), st.integers(1, 4), st.sampled_from([0, 64])
-    ),
-    st.tuples(st.just("run"), session, st.lists(st.integers(1, 4), min_size=1, max_size=4)),
-    st.tuples(st.just("take"), st.integers(0, 6)),
-    st.tuples(st.just("tick"), st.integers(1, 3)),
-    st.tuples(st.just("expire")),
-    st.tuples(st.just("pipeline"), st.sampled_from(PIPELINES), st.booleans()),
-    st.tuples(st.just("finish"), st.integers(0, 50), st.booleans()),
-    st.tuples(st.just("cancel"), st.integers(0, 50)),
-    st.tuples(st.just("reconnect"), session),
-    st.tuples(st.just("drain")),
-)  # fmt: skip
+        st.integers(-2, 2), st.integers(1, 9), pipeline,
+    )),
+    "run": (3, (session, st.lists(st.integers(1, 4), min_size=1, max_size=4))),
+    "buffer": (2, (session, st.sampled_from(["free", "create"]), st.integers(1, 4), st.sampled_from([0, 64]))),
+    "take": (5, (st.integers(0, 6),)),
+    "tick": (5, (st.integers(1, 3),)),
+    "expire": (2, ()),
+    "pipeline": (2, (pipeline, st.booleans())),
+    "finish": (3, (st.integers(0, 50), st.booleans())),
+    "cancel": (3, (st.integers(0, 50),)),
+    "reconnect": (1, (session,)),
+    "drain": (1, ()),
+}  # fmt: skip
+"""Each with its weight and its arguments."""
+
+names = st.sampled_from([name for name, (weight, _) in ACTS.items() for _ in range(weight)])
+acts = names.flatmap({name: st.tuples(st.just(name), *arguments) for name, (_, arguments) in ACTS.items()}.__getitem__)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(acts, min_size=15, max_size=80))
 def test_the_scheduler_does_what_its_rules_say(history: list[tuple[Any, ...]]) -> None:
     both = History()

@@ -149,6 +149,19 @@ def test_a_row_that_was_admitted_late_counts_from_its_receipt(session: int) -> N
     assert rig.oldest_ns == (10 if session == 2 else 100), "in a plain queue the first row speaks for the rest"
 
 
+def test_a_row_that_was_admitted_late_is_remembered_when_another_connections_leaves() -> None:
+    rig = Rig(2)
+    rig.clock = 99
+    rig.put(1, deadline_ns=10**9)
+    rig.clock = 9
+    rig.put(2, deadline_ns=10**9)
+    rig.clock = 0
+    rig.put(3, session=2)
+    assert rig.oldest_ns == 1
+    rig.cancel(2, 3)
+    assert rig.oldest_ns == 10
+
+
 # Order and held rows
 
 

@@ -1,4 +1,4 @@
-"""The scheduler's rules again, as plainly as they can be said: every question looks at every job."""
+"""The scheduler's rules again, as plainly as they can be said: every question looks at all pairs of jobs."""
 
 from __future__ import annotations
 
@@ -52,31 +52,31 @@ class PlainScheduler:
 
     @property
     def ready(self) -> int:
-        return sum(map(self.is_ready, self.jobs))
+        return len(self._ready_jobs())
 
     @property
     def oldest_ns(self) -> int:
-        return min((job.row[8] for job in self.jobs if self.is_ready(job)), default=0)
+        return min((job.row[8] for job in self._ready_jobs()), default=0)
 
     @property
     def oldest_queued_ns(self) -> int:
         return min((job.row[8] for job in self.jobs), default=0)
 
-    def _waiting_of(self, session: int) -> list[Job]:
-        """Jobs that wait for something, or have to keep their place behind one that does."""
+    def _ready_of(self, session: int) -> list[Job]:
+        """Jobs that neither wait for something nor have to keep their place behind one that does."""
+        ready: list[Job] = []
         waiting: list[Job] = []
         for job in self.jobs:
-            if job.session == session and (
-                job.waits_for or any(_keep_order(earlier.row, job.row) for earlier in waiting)
-            ):
-                waiting.append(job)
-        return waiting
+            if job.session == session:
+                held = bool(job.waits_for) or any(_keep_order(earlier.row, job.row) for earlier in waiting)
+                (waiting if held else ready).append(job)
+        return [job for job in ready if not job.overdue]
 
-    def is_ready(self, job: Job) -> bool:
-        return not job.overdue and job not in self._waiting_of(job.session)
+    def _ready_jobs(self) -> list[Job]:
+        return [job for session in self.failures for job in self._ready_of(session)]
 
     def _update_turns(self, session: int) -> None:
-        active = any(job.session == session and self.is_ready(job) for job in self.jobs)
+        active = bool(self._ready_of(session))
         if active and session not in self.turns:
             self.turns.append(session)
         elif not active and session in self.turns:
@@ -130,7 +130,7 @@ class PlainScheduler:
         return rows
 
     def _next(self, session: int, now_ns: int) -> Job | None:
-        while ready := [job for job in self.jobs if job.session == session and self.is_ready(job)]:
+        while ready := self._ready_of(session):
             job = min(ready, key=lambda job: (-job.priority, job.number))
             if not job.deadline_ns or job.deadline_ns > now_ns:
                 return job
