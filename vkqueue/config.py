@@ -133,6 +133,7 @@ class LimitsConfig:
         max_buffers, max_modules, max_pipelines: live objects; the least recently used pipeline makes room.
         max_memory_bytes: device memory of its buffers; 0 for half of the device's.
         max_module_bytes: one module, source text included.
+        max_shared_buffers: memory that clients share (`buffer.share`); a process can have 65,530 mappings in all.
         max_queued_jobs: dispatches and transfers not yet answered.
         max_queued_bytes: payload of requests not yet answered.
         max_output_bytes: answers not yet taken by the client.
@@ -147,6 +148,7 @@ class LimitsConfig:
     max_pipelines: int = _setting(1_024, 1, 1_048_576)
     max_device_pipelines: int = _setting(4_096, 1, 1_048_576)
     max_module_bytes: int = _setting(16 * MIB, KIB, 2 * GIB)
+    max_shared_buffers: int = _setting(1_024, 0, 16_384)
     max_queued_jobs: int = _setting(4_096, 1, 1_048_576)
     max_queued_bytes: int = _setting(256 * MIB, 64 * KIB)
     max_output_bytes: int = _setting(256 * MIB, 64 * KIB)

@@ -30,8 +30,8 @@ COPY = 4
 """token: one read range and one write range of equal size on different buffers or disjoint ranges."""
 CREATE = 5
 """target: the new buffer's id; token: one write range over all of it (none when the size is 0);
-grid: the client's handle, for the answer; payload: (size, bytes-like, Shared or None). Without bytes the buffer is zero.
-Of Shared memory the token has no range: its bytes are the client's."""
+grid: the client's handle, for the answer; payload: (size, bytes-like, Shared or None). Without bytes the buffer is
+zero. Of Shared memory the token has no range: its bytes are the client's."""
 FREE = 6
 """target: the id of a buffer to release; token as CREATE's. It waits its turn behind what uses the buffer, and is
 acted on when it comes: batches do not contain it."""
@@ -66,11 +66,11 @@ class Shared:
     """Memory that a client and the daemon both have mapped, to become a buffer.
 
     Attributes:
-        map: the daemon's mapping, whole pages, which cannot shrink (the file is sealed). Who drops the last reference
-            unmaps it.
+        map: the daemon's mapping (a ctypes array), whole pages, which cannot shrink (the file is sealed). Who drops the
+            last reference unmaps it.
     """
 
-    __slots__ = ("map",)
+    __slots__ = ("__weakref__", "map")
 
     def __init__(self, map: Any) -> None:
         self.map = map

@@ -29,6 +29,8 @@ FULL: dict[str, list[dict[str, Any]]] = {
     "buffer.create": [{"size": 0, "device": 1, "as": 5}, {"data": b"", "device": 0, "as": 1}, {"size": 2**63 - 1}],
     "buffer.write": [{"buffer": 1, "data": b"x", "offset": 4}],
     "buffer.read": [{"buffer": 1, "offset": 0, "size": 0}],
+    "buffer.share": [{"size": 1, "device": 1, "as": 5}],
+    "buffer.copy": [{"source": 1, "target": 2, "source_offset": 0, "target_offset": 4, "size": 0}],
     "buffer.free": [{"buffer": -5}],
     "dispatch": [
         {"module": 1, "kernel": "main", "args": [1, [1, 0, 4], {"in": b""}, "left to the plan"],
@@ -44,7 +46,8 @@ FULL: dict[str, list[dict[str, Any]]] = {
 REQUIRED = {
     "hello": ["protocol", "client"], "module.unload": ["module"], "module.inspect": ["module", "format"],
     "module.save": ["module", "format"], "buffer.write": ["buffer", "data"], "buffer.read": ["buffer"],
-    "buffer.free": ["buffer"], "dispatch": ["module", "args"], "cancel": ["msgid"],
+    "buffer.share": ["size"], "buffer.copy": ["source", "target"], "buffer.free": ["buffer"],
+    "dispatch": ["module", "args"], "cancel": ["msgid"],
 }  # fmt: skip
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import select
 import socket
 from array import array
@@ -32,7 +31,7 @@ from typing import Protocol
 import anyio
 
 from vkqueue.daemon.session import Peer, Session
-from vkqueue.errors import InternalError, VkqueueError
+from vkqueue.errors import InternalError, ProtocolError, VkqueueError
 from vkqueue.wire.codec import pack
 
 log = logging.getLogger("vkqueue.daemon")
@@ -48,7 +47,7 @@ SEND_BUFFERS = 16
 SEND_BUFFER_BYTES = 1024 * 1024
 
 
-# Descriptors of one client that no request has taken yet; more are closed (arbitrary).
+# Descriptors of one client that no request has taken yet (arbitrary).
 MOST_FILES = 16
 _EXTRA_BYTES = socket.CMSG_SPACE(MOST_FILES * 4)
 
@@ -218,7 +217,7 @@ class Connection:
             while True:
                 buffer = conn.get_buffer()
                 try:
-                    count, extra, _, _ = self._socket.recvmsg_into(
+                    count, extra, flags, _ = self._socket.recvmsg_into(
                         [buffer[:left]], _EXTRA_BYTES, socket.MSG_CMSG_CLOEXEC
                     )
                 except BlockingIOError:
@@ -229,8 +228,8 @@ class Connection:
                 if not count:
                     self.close("closed by the client")
                     return
-                if extra:
-                    self._take_files(extra)
+                if extra or flags & socket.MSG_CTRUNC:
+                    self._take_files(extra, flags)
                 requests = conn.buffer_updated(count)
                 if requests:
                     service.handle(session, requests)
@@ -246,18 +245,22 @@ class Connection:
         else:
             self._update_reading()
 
-    def _take_files(self, extra: list[tuple[int, int, bytes]]) -> None:
-        """Keep descriptors for the requests they came with, a few at most."""
-        files = self._session.files
+    def _take_files(self, extra: list[tuple[int, int, bytes]], flags: int) -> None:
+        """Keep descriptors for the requests that they came with. If one is missing the connection ends: whose the
+        others are is unknown then."""
+        came = array("i")
         for level, kind, data in extra:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                came = array("i")
                 came.frombytes(data[: len(data) // came.itemsize * came.itemsize])
-                for file in came:
-                    if len(files) + len(self._session.shares) < MOST_FILES:
-                        files.append(file)
-                    else:
-                        os.close(file)
+        self._conn.files.extend(came)
+        if len(self._conn.files) > MOST_FILES or flags & socket.MSG_CTRUNC:
+            self._session.close_files()
+            self._conn.abort(
+                ProtocolError(
+                    f"descriptors were lost: more than {MOST_FILES} came ahead of their requests, or the daemon has "
+                    "too many files open; send each with its own request"
+                )
+            )
 
     def _update_reading(self) -> None:
         """Read or not, by the bounds. Resuming waits for half the output's bound, so as not to flutter."""

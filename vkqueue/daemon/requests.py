@@ -7,14 +7,12 @@ completion answers, or raises the VkqueueError that is the answer.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vkqueue.daemon.dispatch import Deferred
 from vkqueue.daemon.modules import Code, wire_reflection
 from vkqueue.daemon.session import Buffer, Module, Session
-from vkqueue.daemon.sharing import shared_pages
 from vkqueue.errors import (
     InvalidError,
     JobCancelledError,
@@ -272,9 +270,10 @@ class Requests:
                 "buffer.share: no file descriptor came; send a sealed memfd with the request (SCM_RIGHTS)"
             )
         self._admit_buffer(session, device, p["size"])
-        pages = shared_pages(session.shares[msgid], p["size"])
-        os.close(session.shares.pop(msgid))  # the mapping keeps the pages; a failure closes it as well
-        self._create(session, device, msgid, handle, p["size"], Shared(pages), now)
+        shared = session.shares.pop(msgid)
+        if isinstance(shared, VkqueueError):
+            raise shared
+        self._create(session, device, msgid, handle, p["size"], shared, now)
 
     def _device_for_buffer(self, session: Session, p: dict[str, Any]) -> Device:
         self._service.admit_job(session)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from vkqueue.daemon.dispatch import Deferred, Dispatcher, dependency_error
 from vkqueue.daemon.modules import Helper, ModuleTable
 from vkqueue.daemon.requests import CONTROL, CREATING, Requests
 from vkqueue.daemon.session import Buffer, Deferral, Module, Peer, Session, row_bytes
+from vkqueue.daemon.sharing import receive_share
 from vkqueue.errors import (
     DeviceLostError,
     InternalError,
@@ -211,6 +211,7 @@ class Service:
             session.device.sessions -= 1
         session.objects.clear()
         session.kernels.clear()
+        session.shares.clear()
         self.settle()
 
     def handle(self, session: Session, requests: list[tuple[int, str, dict[str, Any]]]) -> None:
@@ -249,7 +250,7 @@ class Service:
         try:
             if method in CREATING:
                 if method == "buffer.share":
-                    session.take_file(msgid)
+                    receive_share(session, msgid, params.get("size"), self.config.limits.max_shared_buffers)
                 session.reserve_handle(msgid, params.get("as"))
             control = method in CONTROL
             if session.conn.bytes_out > self._max_output_bytes:
@@ -520,8 +521,7 @@ class Service:
     def fail(self, session: Session, msgid: int, error: VkqueueError) -> None:
         """Answer a request that never became a row, or is none any more."""
         session.handles.pop(msgid, None)
-        if session.shares and msgid in session.shares:
-            os.close(session.shares.pop(msgid))
+        session.shares.pop(msgid, None)
         session.conn.fail(msgid, error)
         self.request_done(session, msgid, False)
         session.wake()

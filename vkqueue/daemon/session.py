@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from vkqueue.model import (
     ROW_PAYLOAD,
     ROW_TOKEN,
     Row,
+    Shared,
     Token,
 )
 from vkqueue.wire.messages import HANDLE_MAX
@@ -145,8 +147,10 @@ class Session:
         self.client = ""
         self.device: Device | None = None
         self.objects: dict[int, Buffer | Module] = {}
-        self.files: deque[int] = deque()  # descriptors that came and no request has taken yet
-        self.shares: dict[int, int] = {}  # those of requests on their way, by msgid
+        # Memory that came with requests on their way, by msgid, or why it cannot be had; and all that this connection
+        # shares, for as long as anything uses it.
+        self.shares: dict[int, Shared | VkqueueError] = {}
+        self.shared: weakref.WeakSet[Shared] = weakref.WeakSet()
         self.kernels: dict[Any, SessionKernel] = {}
         self.cached_launches = 0
         self.epoch = 0  # counts what makes memos of launches stale: see Dispatcher.again
@@ -212,18 +216,17 @@ class Session:
             raise NotFoundError(f"module: no module {brief(handle)} on this connection", {"handle": handle})
         return found
 
-    def take_file(self, msgid: int) -> None:
-        """On receipt of a request that comes with a descriptor: it takes the oldest, so that whatever becomes of the
-        request the next one finds its own."""
-        if self.files:
-            self.shares[msgid] = self.files.popleft()
+    @property
+    def files(self) -> deque[int]:
+        """Descriptors that came and no request has taken yet."""
+        return self.conn.files
 
     def close_files(self) -> None:
         """Close every descriptor that the client sent and that is not in use."""
-        for file in (*self.files, *self.shares.values()):
+        for file in (*self.conn.files, *self.conn.files_of.values()):
             os.close(file)
-        self.files.clear()
-        self.shares.clear()
+        self.conn.files.clear()
+        self.conn.files_of.clear()
 
     def buffers_on(self, device: Device) -> list[Buffer]:
         """This connection's buffers on a device, with those that were lost with it."""

@@ -12,9 +12,13 @@ import fcntl
 import mmap
 import os
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vkqueue.errors import InvalidError, OutOfDeviceMemoryError
+from vkqueue.errors import InvalidError, OutOfDeviceMemoryError, QuotaError, VkqueueError
+from vkqueue.model import Shared
+
+if TYPE_CHECKING:
+    from vkqueue.daemon.session import Session
 
 _MOST_ALIGNMENT = 64 * 1024
 """No device is known that imports host memory in coarser pieces."""
@@ -31,6 +35,33 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 _REQUIRED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _FORBIDDEN = fcntl.F_SEAL_WRITE | getattr(fcntl, "F_SEAL_FUTURE_WRITE", 0x10)
+
+
+def receive_share(session: Session, msgid: int, size: object, most: int) -> None:
+    """On receipt of a request, whenever its turn comes: map its file, so that the descriptor need not be kept. The
+    memory, or what is wrong with the file, is in `session.shares` then, if one came.
+
+    Args:
+        size: as it came; the check of the parameters says if it is none.
+        most: mappings of one connection.
+    """
+    file = session.conn.files_of.pop(msgid, None)
+    if file is None:
+        return
+    try:
+        if len(session.shared) >= most:
+            raise QuotaError(
+                f"max_shared_buffers: this connection shares {len(session.shared)} buffers, its limit; free some and "
+                "wait for their last use",
+                {"quota": "max_shared_buffers", "limit": most},
+            )
+        if type(size) is int:
+            session.shares[msgid] = shared = Shared(shared_pages(file, size))
+            session.shared.add(shared)
+    except VkqueueError as error:
+        session.shares[msgid] = error
+    finally:
+        os.close(file)
 
 
 def shared_pages(file: int, size: int) -> Any:
@@ -51,7 +82,7 @@ def shared_pages(file: int, size: int) -> Any:
             {"seals": seals},
         )
     length = os.fstat(file).st_size
-    if not size:
+    if size < 1:
         raise InvalidError("size: shared memory has at least one byte")
     if length < size or length % mmap.PAGESIZE:
         raise InvalidError(

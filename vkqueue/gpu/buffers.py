@@ -7,7 +7,6 @@ byte and the end is the client's as well, and zeroed with the rest.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -20,6 +19,7 @@ from vkqueue.gpu.imported import ImportedBuffer
 from vkqueue.gpu.mapped import Mapping
 from vkqueue.gpu.memory import Allocation, Memory, MemoryType, TypeChoice, choose_types
 from vkqueue.gpu.space import align_up
+from vkqueue.model import Shared
 
 DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 0x1, 0x2, 0x4, 0x8
 # Other flags (protected, lazily allocated, AMD's uncached kinds) mark memory that buffers must not or should not use.
@@ -181,13 +181,13 @@ class Buffers:
         self.count += 1
         return buffer
 
-    def adopt(self, id: int, pages: mmap.mmap, size: int) -> None:
+    def adopt(self, id: int, shared: Shared, size: int) -> None:
         """Make a client's buffer of memory that it shares.
 
         Raises:
             UnsupportedError, InvalidError, OutOfDeviceMemoryError: see `imported.ImportedBuffer`.
         """
-        self._ids[id] = ImportedBuffer(self._device, pages, size, self._info.usage)
+        self._ids[id] = ImportedBuffer(self._device, shared, size, self._info.usage)
         self.host_sees = True
         self.count += 1
 

@@ -7,7 +7,6 @@ many as they are (the file is sealed against shrinking), and are kept mapped for
 from __future__ import annotations
 
 import ctypes
-import mmap
 
 from vkqueue.errors import InvalidError, UnsupportedError, VkqueueError
 from vkqueue.gpu import binding
@@ -15,16 +14,21 @@ from vkqueue.gpu.arena import Arena
 from vkqueue.gpu.device import Device
 from vkqueue.gpu.hot import param
 from vkqueue.gpu.mapped import Mapping
+from vkqueue.model import Shared
 
 _HOST_ALLOCATION = 0x80  # VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
 _COHERENT, _CACHED = 0x4, 0x8
+
+_IN_USE: set[Shared] = set()
+"""Memory of buffers that were not freed. A device that is left with work in progress goes on with it, whoever has been
+forgotten meanwhile, so it stays mapped."""
 
 
 class ImportedBuffer:
     """A VkBuffer over imported pages. It has what the rest of the backend asks of `buffers.DeviceBuffer`.
 
     Args:
-        pages: the mapping; its length is the buffer's capacity.
+        shared: the mapping; its length is the buffer's capacity.
         size: bytes that the client asked for.
 
     Raises:
@@ -35,9 +39,8 @@ class ImportedBuffer:
 
     __slots__ = (
         "_device",
-        "_hold",
         "_memory",
-        "_pages",
+        "_shared",
         "capacity",
         "empty",
         "handle",
@@ -47,11 +50,10 @@ class ImportedBuffer:
         "size",
     )
 
-    def __init__(self, device: Device, pages: mmap.mmap, size: int, usage: int) -> None:
+    def __init__(self, device: Device, shared: Shared, size: int, usage: int) -> None:
         self._device = device
-        self._pages = pages
-        self._hold = ctypes.c_char.from_buffer(pages)  # as long as it lives the mapping cannot be closed
-        address, capacity = ctypes.addressof(self._hold), len(pages)
+        self._shared = shared
+        address, capacity = ctypes.addressof(shared.map), len(shared.map)
         alignment = device.host_pointer_alignment
         if not alignment:
             raise UnsupportedError("the device cannot import memory (it has no VK_EXT_external_memory_host)")
@@ -81,6 +83,7 @@ class ImportedBuffer:
             self.free()
             raise
         self.mapping = Mapping(address, capacity)
+        _IN_USE.add(shared)
 
     def _import(self, arena: Arena, address: int) -> int:
         device, ffi = self._device, binding.ffi
@@ -108,3 +111,4 @@ class ImportedBuffer:
         """Give the pages back; nothing on the device may use them any more."""
         self._device.destroy("VkBuffer", self.handle)
         self._device.destroy("VkDeviceMemory", self._memory)
+        _IN_USE.discard(self._shared)

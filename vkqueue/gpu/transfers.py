@@ -91,7 +91,7 @@ class Transfers:
     def _create(self, frame: Frame, completion: Completion, index: int, row: Row, direct: bool) -> bool:
         id, (size, data) = row[4], row[7]
         if type(data) is Shared:
-            self._buffers.adopt(id, data.map, size)
+            self._buffers.adopt(id, data, size)
             frame.by_host.add(index)
             return False
         if data is not None and len(data) != size:

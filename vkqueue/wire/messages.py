@@ -167,6 +167,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
     }
 )  # fmt: skip
 
+WITH_FILE = frozenset({"buffer.share"})
+"""Methods whose requests come with a file descriptor."""
+
 PARAMETER_NAMES = frozenset(name for method in METHODS.values() for name in method.parameters)
 """All names of all methods: a map with no other keys has no key that is not a string."""
 

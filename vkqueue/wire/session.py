@@ -6,6 +6,7 @@ A connection goes through the states of `_NEXT`. The client's end, which has no 
 
 from __future__ import annotations
 
+import os
 import sys
 from array import array
 from collections import deque
@@ -18,7 +19,7 @@ from vkqueue.wire.client import ClientConnection
 from vkqueue.wire.codec import Piece
 from vkqueue.wire.connection import NOTIFICATION, REQUEST, RESPONSE, RESPONSE_HEAD_BYTES, Connection, response_head
 from vkqueue.wire.framing import Limits, structure_fault
-from vkqueue.wire.messages import PARAMETER_NAMES, U32_MAX, check, describe
+from vkqueue.wire.messages import PARAMETER_NAMES, U32_MAX, WITH_FILE, check, describe
 from vkqueue.wire.repeats import Repeats
 
 __all__ = ["ClientConnection", "Event", "ServerConnection", "State"]
@@ -74,12 +75,17 @@ class ServerConnection(Connection):
         pending: msgids that are not answered yet.
         refused: msgids of requests that were answered here; see `take_refused`.
         state: where the connection stands.
+        files: descriptors that came beside the bytes; put them here before `buffer_updated` of those bytes. Each
+            request of `messages.WITH_FILE` takes the oldest, also one that is answered here (its is closed).
+        files_of: descriptors of delivered requests, by msgid; they are the daemon's.
     """
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits, Repeats(self._needs_no_check))
         self.pending: set[int] = set()
         self.refused: deque[int] = deque(maxlen=_MAX_REFUSED)
+        self.files: deque[int] = deque()
+        self.files_of: dict[int, int] = {}
         self.state = State.NEW
         self._hello: int | None = None  # its msgid while GREETING
         self._behind_hello: list[Any] = []
@@ -204,7 +210,9 @@ class ServerConnection(Connection):
         self._last_words = None
         return super().data_to_send()
 
-    def _refuse(self, msgid: int, error: VkqueueError) -> None:
+    def _refuse(self, msgid: int, error: VkqueueError, file: int | None) -> None:
+        if file is not None:
+            os.close(file)
         self.refused.append(msgid)
         self._answer_error(msgid, error)
 
@@ -218,8 +226,8 @@ class ServerConnection(Connection):
         self.state = following
 
     def _take(self, messages: list[Any]) -> None:
-        if self.state is not State.READY:
-            self._take_early(messages)
+        if self.state is not State.READY or self.files:
+            self._take_each(messages)
             return
         max_depth = self._limits.max_depth
         pending, deliver, known = self.pending, self._delivery.append, PARAMETER_NAMES.issuperset
@@ -260,8 +268,8 @@ class ServerConnection(Connection):
         params = message[3]
         return type(params) is list and len(params) == 1 and type(params[0]) is dict
 
-    def _take_early(self, messages: list[Any]) -> None:
-        """Before the connection is ready."""
+    def _take_each(self, messages: list[Any]) -> None:
+        """Before the connection is ready, or while descriptors wait for their request."""
         for index, message in enumerate(messages):
             if type(message) is tuple:  # a request that came again: `repeats` has it without its frame
                 message = [REQUEST, message[0], "dispatch", [message[1]]]
@@ -285,18 +293,21 @@ class ServerConnection(Connection):
             return self.state is not State.CLOSED
         _, msgid, method, params = message
         event = Event.HELLO if method == "hello" else Event.REQUEST
+        file = self.files.popleft() if self.files and method in WITH_FILE else None
         refusal = _REFUSALS.get((self.state, event))
         if refusal is not None:
-            self._refuse(msgid, refusal)
+            self._refuse(msgid, refusal, file)
             return True
         try:
             named = _named(method, params)
             if event is Event.HELLO:
                 named = check(method, named)
         except VkqueueError as error:
-            self._refuse(msgid, error)
+            self._refuse(msgid, error, file)
             return True
         self._move(event)
+        if file is not None:
+            self.files_of[msgid] = file
         if event is Event.HELLO:
             self._hello = msgid
         self.pending.add(msgid)
