@@ -15,6 +15,7 @@ from vkqueue.cli.output import add_row, dump, plain, say, show, table
 from vkqueue.errors import ConnectionLostError, NotFoundError, VkqueueError
 from vkqueue.kernels.disasm import disassemble
 from vkqueue.kernels.requirements import unsupported
+from vkqueue.kernels.validate import spirv_val
 
 Kernel = Mapping[str, Any]
 
@@ -99,7 +100,7 @@ def ask_daemon(
 
 def about(spirv: bytes, devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Head of a SPIR-V module, and what spirv-val says of it (None where it is not installed)."""
-    said = tools.spirv_val(spirv, max((device["api_version"] for device in devices), default="1.3"))
+    said = spirv_val(spirv, max((device["api_version"] for device in devices), default="1.3"))
     try:
         known = header(spirv)
     except VkqueueError as error:

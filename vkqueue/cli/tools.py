@@ -17,21 +17,6 @@ def spirv_dis(spirv: bytes) -> str | None:
     return None if done is None or done.returncode else done.stdout
 
 
-def spirv_val(spirv: bytes, api_version: str) -> tuple[bool, str] | None:
-    """(whether spirv-val is content, what it says); None where it is not installed.
-
-    Args:
-        api_version: of the device that it is to be valid for, such as "1.3.230".
-    """
-    environment = f"vulkan{'.'.join(api_version.split('.')[:2])}"
-    done = _run("spirv-val", ["--target-env", environment], spirv)
-    if done is None:
-        return None
-    if done.returncode and "target environment" in done.stdout + done.stderr:  # one that is newer than it
-        done = _run("spirv-val", [], spirv) or done
-    return done.returncode == 0, (done.stdout + done.stderr).strip()
-
-
 def _run(program: str, options: Sequence[str], spirv: bytes) -> subprocess.CompletedProcess[str] | None:
     path = shutil.which(program)
     if path is None:

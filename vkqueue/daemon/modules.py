@@ -102,10 +102,15 @@ class DeviceKernel:
 
 
 class ModuleTable:
-    """Every module that the daemon knows, by the hash of its bytes."""
+    """Every module that the daemon knows, by the hash of its bytes.
 
-    def __init__(self, helper: Helper) -> None:
+    Args:
+        validate_for: gives the API version that modules have to be valid for by spirv-val; None where it only advises.
+    """
+
+    def __init__(self, helper: Helper, validate_for: Callable[[], str] | None = None) -> None:
         self._helper = helper
+        self._validate_for = validate_for
         self._codes: OrderedDict[str, Code] = OrderedDict()
         self._sources: OrderedDict[str, str] = OrderedDict()  # hash of a source and all it is compiled with → of a Code
         self._waiting: dict[Any, list[Done]] = {}
@@ -120,8 +125,14 @@ class ModuleTable:
             return
 
         def analysed(result: Any) -> None:
-            if not isinstance(result, VkqueueError):
-                result = self._codes[digest] = Code(digest, form, data, meta, result)
+            if isinstance(result, VkqueueError):
+                self._answer(digest, result)
+            else:
+                self._validate(Code(digest, form, data, meta, result), keep)
+
+        def keep(result: Any) -> None:
+            if isinstance(result, Code):
+                self._codes[digest] = result
                 self._trim()
             self._answer(digest, result)
 
@@ -146,19 +157,35 @@ class ModuleTable:
             return
 
         def compiled(result: Any) -> None:
-            if not isinstance(result, VkqueueError):
-                spirv = base64.b64decode(result["spirv"])
-                digest = self._sources[source] = _digest("spirv", spirv, None)
+            if isinstance(result, VkqueueError):
+                self._answer(source, result)
+                return
+            spirv = base64.b64decode(result["spirv"])
+            code = Code(_digest("spirv", spirv, None), "spirv", spirv, None, result["analysis"])
+            self._validate(self._codes.get(code.digest, code), keep)
+
+        def keep(result: Any) -> None:
+            if isinstance(result, Code):
+                self._sources[source] = result.digest
                 if len(self._sources) > _KEEP_SOURCES:
                     self._sources.popitem(last=False)
-                if digest not in self._codes:
-                    self._codes[digest] = Code(digest, "spirv", spirv, None, result["analysis"])
-                result = self._codes[digest]
+                result = self._codes.setdefault(result.digest, result)
                 self._trim()
             self._answer(source, result)
 
         if self._join(source, on_done):
             self._helper.submit("source", text.encode(), how, compiled)
+
+    def _validate(self, code: Code, on_done: Done) -> None:
+        """Where spirv-val is binding, ask it; `on_done` gets the code or what is wrong with it."""
+        if self._validate_for is None:
+            on_done(code)
+            return
+        ranges = [[0, len(code.data)]]
+        if code.form != "spirv":
+            ranges = [kernel["tvm"]["shader"] for kernel in code.analysis["kernels"].values()]
+        arguments = {"shaders": ranges, "api_version": self._validate_for()}
+        self._helper.submit("validate", code.data, arguments, lambda result: on_done(result or code))
 
     def variant(self, code: Code, name: str, spec: SpecKey, values: dict[int, Any], on_done: Done) -> None:
         """A kernel under these specialization values: `on_done` gets a map by name with it in, or the error."""

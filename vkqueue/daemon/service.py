@@ -74,7 +74,8 @@ class Service:
         self.config = config
         self.sessions: dict[int, Session] = {}
         self.layouts = LayoutTable()
-        self.modules = ModuleTable(helper)
+        strict = config.isolation.spirv_val == "strict"
+        self.modules = ModuleTable(helper, self._newest_api if strict else None)
         self.devices = [Device(self, index, start) for index, start in enumerate(start_threads)]
         self.dispatcher = Dispatcher(self)
         self.requests = Requests(self)
@@ -423,6 +424,11 @@ class Service:
                 continue
             if session.over or session.queued_bytes <= self.config.limits.max_queued_bytes // 2:
                 session.resume()
+
+    def _newest_api(self) -> str:
+        """The highest API version of the devices that work."""
+        versions = [d.info.api_version for d in self.devices if d.info is not None and d.working]
+        return max(versions, key=lambda v: tuple(map(int, v.split("."))), default="1.1.0")
 
     # What handlers ask for
 

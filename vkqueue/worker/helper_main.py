@@ -69,6 +69,7 @@ def _with_arguments(function: Callable[..., Any], payload: bytes, args: dict[str
 KINDS: dict[str, Kind] = {
     "analyse": Kind("vkqueue.kernels.reflect", "analyse", _analyse),
     "analyse_tvm": Kind("vkqueue.kernels.tvm", "analyse_tvm", _analyse_tvm),
+    "validate": Kind("vkqueue.kernels.validate", "validate", _with_arguments),
     "disassemble": Kind("vkqueue.kernels.disasm", "disassemble", _payload_only),
     "disassemble_all": Kind("vkqueue.kernels.tvm", "disassemble_all", _with_arguments),
     "source": Kind("vkqueue.kernels.source", "compile_source", _with_arguments, CompileError),
