@@ -38,6 +38,9 @@ acted on when it comes: batches do not contain it."""
 GRAPH = 7
 """A graph's launch. target: its GraphInstance; token: everything of clients' that the instance touches, and its arenas;
 payload: None, or as DISPATCH's, one entry for each of the instance's `transients`."""
+MANY = 8
+"""Launches of one pipeline, one after the other. target: pipeline id; token: a kernels.launches.ManyToken; payload: a
+kernels.launches.Many, the request's launches or a part of them."""
 
 # Places of a row. The session id is opaque to everything below the daemon but for isolation: transient
 # memory of two sessions is never shared where the device cannot bound accesses by the descriptor's range.

@@ -15,7 +15,19 @@ from collections import OrderedDict
 from operator import attrgetter
 
 from vkqueue.jobs.heap import LazyHeap
-from vkqueue.model import CREATE, FREE, ROW_MSGID, ROW_OP, ROW_OPTIONS, ROW_STAMP, ROW_TARGET, ROW_TOKEN, Row, Token
+from vkqueue.model import (
+    CREATE,
+    FREE,
+    MANY,
+    ROW_MSGID,
+    ROW_OP,
+    ROW_OPTIONS,
+    ROW_STAMP,
+    ROW_TARGET,
+    ROW_TOKEN,
+    Row,
+    Token,
+)
 
 
 class Entry:
@@ -53,6 +65,8 @@ class Entry:
     def writes(self, buffer: int) -> bool:
         """Whether others with the buffer must keep their place before or behind this row."""
         row = self.row
+        if row[ROW_OP] == MANY:
+            return buffer in row[ROW_TOKEN].written
         return row[ROW_OP] in (CREATE, FREE) or any(written[0] == buffer for written in row[ROW_TOKEN].writes)
 
 
@@ -215,6 +229,15 @@ class OrderedQueue:
             self.remove(entry)
             rows.append(entry.row)
         return rows
+
+    def first(self, now_ns: int) -> Row | None:
+        """The row that `take` would give first; it stays."""
+        while (found := self._ready.first()) is not None:
+            entry = found[1]
+            if not entry.deadline_ns or entry.deadline_ns > now_ns:
+                return entry.row
+            self._put_to_sleep(entry)
+        return None
 
     def oldest_ns(self) -> int:
         """Receipt of the longest waiting ready row; 0 when there is none."""

@@ -3,6 +3,9 @@
 Connections take turns: each active one gets an equal, contiguous share of a batch (contiguous, so that equal tokens
 meet), and what some do not use goes to the others. Within a connection rows leave first come, first served, or as
 `held.OrderedQueue` says once a row asks for more.
+
+A MANY row counts by its launches: a batch takes as many as `MAX_LAUNCHES`. One that has more leaves in parts, a batch
+each, with others' rows beside them and its own connection's behind them.
 """
 
 from __future__ import annotations
@@ -13,13 +16,20 @@ from operator import attrgetter
 
 from vkqueue.jobs.heap import LazyHeap
 from vkqueue.jobs.held import Entry, OrderedQueue
-from vkqueue.model import ROW_MSGID, ROW_STAMP, Row
+from vkqueue.model import MANY, ROW_MSGID, ROW_STAMP, Row
+
+MAX_LAUNCHES = 4096
+"""Launches of MANY rows in one batch. Arbitrary: some 5 ms of recording, and of a fast device's time, in which other
+connections' jobs wait; what a batch costs by itself is nothing beside it."""
 
 
 class _SessionQueue:
-    """One connection's rows: `plain` while none asks for more than its turn, then `ordered` until that is empty."""
+    """One connection's rows: `plain` while none asks for more than its turn, then `ordered` until that is empty.
 
-    __slots__ = ("active", "failures", "id", "oldest", "ordered", "plain", "waiters")
+    `rest` is what is left of a row that leaves in parts: it has left those two, and goes before them.
+    """
+
+    __slots__ = ("active", "failures", "heavy", "id", "oldest", "ordered", "plain", "rest", "waiters")
 
     def __init__(self, id: int) -> None:
         self.id = id
@@ -27,16 +37,22 @@ class _SessionQueue:
         self.oldest = 0  # receipt of its longest waiting ready row, while it has one
         self.plain: deque[Row] = deque()
         self.ordered: OrderedQueue | None = None
+        self.rest: Row | None = None
+        self.heavy = False  # whether there may be MANY rows: until it has been empty
         self.waiters: dict[int, dict[Entry, None]] = {}  # msgid -> entries that name it, in order
         self.failures: OrderedDict[int, None] = OrderedDict()
 
     @property
     def ready(self) -> int:
-        return self.ordered.ready_count if self.ordered is not None else len(self.plain)
+        count = self.ordered.ready_count if self.ordered is not None else len(self.plain)
+        return count if self.rest is None else count + 1
 
     def look(self) -> None:
         """The longest waiting ready row may have left: who is it now?"""
-        self.oldest = self.ordered.oldest_ns() if self.ordered is not None else self.plain[0][ROW_STAMP]
+        if self.rest is not None:
+            self.oldest = self.rest[ROW_STAMP]
+        else:
+            self.oldest = self.ordered.oldest_ns() if self.ordered is not None else self.plain[0][ROW_STAMP]
 
 
 _oldest_of = attrgetter("oldest")
@@ -51,6 +67,7 @@ class Scheduler:
     Attributes:
         queued: rows that have not left.
         ready: of those, the ones that may leave now.
+        launches: those of the MANY rows among the queued.
     """
 
     def __init__(self, max_failures: int) -> None:
@@ -61,8 +78,10 @@ class Scheduler:
         self._pipelines: dict[int, dict[Entry, None]] = {}  # pipeline -> entries held for it, in order
         self._oldest: int | None = None
         self._seq = 0
+        self._room = 0  # launches of MANY rows that the batch being taken has room for
         self.queued = 0
         self.ready = 0
+        self.launches = 0
 
     # Connections
 
@@ -87,6 +106,12 @@ class Scheduler:
                 self._unhook(queue, entry)
         else:
             rows = list(queue.plain)
+        if queue.rest is not None:
+            rows.insert(0, queue.rest)
+            queue.rest = None
+        if queue.heavy:
+            self.launches -= sum(map(_launches, rows))
+            queue.heavy = False
         self.queued -= len(rows)
         queue.plain.clear()
         queue.ordered = None
@@ -108,6 +133,9 @@ class Scheduler:
         """
         queue = self._sessions[row[0]]
         self.queued += 1
+        if row[2] == MANY:
+            queue.heavy = True
+            self.launches += row[7].count
         options = row[9]
         if (
             queue.ordered is None
@@ -180,6 +208,8 @@ class Scheduler:
         """Receipt of the longest waiting row, ready or held; 0 when none is queued. Looks at every connection."""
         stamps = []
         for queue in self._sessions.values():
+            if queue.rest is not None:
+                stamps.append(queue.rest[ROW_STAMP])
             if queue.ordered is not None:
                 stamps += [entry.row[ROW_STAMP] for entry in queue.ordered.entries.values()]
             elif queue.plain:
@@ -190,22 +220,61 @@ class Scheduler:
         """Up to `most` ready rows, in fair turns; they have left the queue."""
         rows: list[Row] = []
         active = self._active
+        self._room = MAX_LAUNCHES
+        # Those whose next row has no place in this batch; in the next one those come first that took nothing now.
+        none: list[_SessionQueue] = []
+        some: list[_SessionQueue] = []
         while active and len(rows) < most:
             share = max((most - len(rows)) // len(active), 1)
             for _ in range(len(active)):
                 queue = active.popleft()
-                self._take_from(queue, min(share, most - len(rows)), now_ns, rows)
+                take, before = self._take_heavy if queue.heavy else self._take_from, len(rows)
+                waits = take(queue, min(share, most - len(rows)), now_ns, rows)
                 if queue.ready:
                     queue.look()
-                    active.append(queue)
+                    (active if not waits else some if len(rows) > before else none).append(queue)
                 else:
                     queue.active = False
                 if len(rows) >= most:
                     break
+        active.extendleft(reversed(none))
+        active.extend(some)
         self._oldest = None
         return rows
 
-    def _take_from(self, queue: _SessionQueue, most: int, now_ns: int, rows: list[Row]) -> None:
+    def _take_heavy(self, queue: _SessionQueue, most: int, now_ns: int, rows: list[Row]) -> bool:
+        """`_take_from` where there may be MANY rows: one by one; whether the next one has to wait for another batch."""
+        before, end = queue.ready, len(rows) + most
+        waits = False
+        while len(rows) < end and (row := queue.rest or _first(queue, now_ns)) is not None:
+            count = _launches(row)
+            waits = count > self._room
+            if waits and self._room < MAX_LAUNCHES:
+                break
+            if queue.rest is not None:
+                queue.rest = None
+            elif queue.ordered is not None:
+                queue.ordered.take(1, now_ns)
+            else:
+                queue.plain.popleft()
+            if waits:
+                part, rest = row[7].cut(MAX_LAUNCHES)
+                queue.rest = (*row[:7], rest, *row[8:])
+                row, count = (*row[:7], part, *row[8:]), MAX_LAUNCHES
+            else:
+                self.queued -= 1
+            rows.append(row)
+            self._room -= count
+            self.launches -= count
+            if waits:
+                break
+        if queue.ordered is not None and not queue.ordered.entries:
+            queue.ordered = None
+        queue.heavy = queue.rest is not None or queue.ordered is not None or bool(queue.plain)
+        self.ready += queue.ready - before
+        return waits
+
+    def _take_from(self, queue: _SessionQueue, most: int, now_ns: int, rows: list[Row]) -> bool:
         ordered = queue.ordered
         if ordered is None:
             plain = queue.plain
@@ -227,6 +296,7 @@ class Scheduler:
             if not ordered.entries:
                 queue.ordered = None
         self.queued -= taken
+        return False
 
     # What happens to rows while they wait
 
@@ -237,6 +307,7 @@ class Scheduler:
         before = ordered.ready_count
         ordered.remove(entry)
         self.queued -= 1
+        self.launches -= _launches(entry.row)
         self.ready += ordered.ready_count - before
         self._unhook(queue, entry)
         self._settle(queue)
@@ -308,10 +379,21 @@ class Scheduler:
             if row[ROW_MSGID] == msgid:
                 del queue.plain[place]
                 self.queued -= 1
+                self.launches -= _launches(row)
                 self.ready -= 1
                 self._settle(queue)
                 return row
         return None
+
+    def drop_rest(self, session: int, msgid: int) -> None:
+        """A part of a request failed: what is left of it does not leave any more."""
+        queue = self._sessions.get(session)
+        if queue is not None and queue.rest is not None and queue.rest[ROW_MSGID] == msgid:
+            self.launches -= _launches(queue.rest)
+            queue.rest = None
+            self.queued -= 1
+            self.ready -= 1
+            self._settle(queue)
 
     # `after`
 
@@ -339,4 +421,15 @@ class Scheduler:
         return [self._remove(entry) for entry in waiting]
 
 
-__all__ = ["Scheduler"]
+def _launches(row: Row) -> int:
+    return row[7].count if row[2] == MANY else 0
+
+
+def _first(queue: _SessionQueue, now_ns: int) -> Row | None:
+    """The row that leaves next."""
+    if queue.ordered is not None:
+        return queue.ordered.first(now_ns)
+    return queue.plain[0] if queue.plain else None
+
+
+__all__ = ["MAX_LAUNCHES", "Scheduler"]

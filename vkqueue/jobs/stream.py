@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from vkqueue.model import BARRIER, CREATE, DIRECT, DISPATCH, GRAPH, INIT, READ, WRITE, Batch, Row, Token
+from vkqueue.jobs.wide import FEW, MOST, WideTokens, meets_ranges
+from vkqueue.kernels.launches import ManyToken
+from vkqueue.model import BARRIER, CREATE, DIRECT, DISPATCH, GRAPH, INIT, MANY, READ, WRITE, Batch, Row, Token
 
 # Arbitrary: a scan of so many ranges costs about as much as the rest of a row's work.
 _MAX_RANGES = 8
@@ -88,6 +90,7 @@ class Stream:
         self._last_use: dict[int, int] = {}
         self._last_write: dict[int, int] = {}
         self._used: set[int] = set()  # tokens of this batch that the two know
+        self._wide = WideTokens()  # these are in none of the tables above
         self._rings: dict[int, Ring | None] = {}  # layout id -> its ring, None when all is pushed
 
     def make_batch(self, rows: list[Row], serial: int, reason: str, now_ns: int) -> Batch:  # noqa: C901
@@ -138,7 +141,10 @@ class Stream:
                 add_slot(slot)
             else:
                 add_slot(-1)
-                if self._host_can(op, row):
+                if op == MANY:
+                    flag = self._touch_many(row, serial)
+                    again = pushed = None  # its launches push their own
+                elif self._host_can(op, row):
                     flag = DIRECT
                 else:
                     flag = self._touch(token, serial)
@@ -175,7 +181,9 @@ class Stream:
             self._clear()
             self._last_use.clear()
             self._last_write.clear()
+            self._wide.completed(self._completed)
         else:
+            self._wide.completed(self._completed)
             if len(self._seen) + len(self._read) + len(self._written) > _MAX_STATE:
                 self._must_barrier = True
             if len(self._last_use) > _MAX_STATE:
@@ -187,6 +195,7 @@ class Stream:
         self._written.clear()
         self._read.clear()
         self._seen.clear()
+        self._wide.since.clear()
 
     def _host_can(self, op: int, row: Row) -> bool:
         """Whether the host does this transfer itself: small enough, and no work of the device is in the way.
@@ -199,11 +208,14 @@ class Stream:
         token = row[3]
         if op == WRITE:
             return len(row[7]) <= self._direct_write_max and all(
-                self._last_use.get(buffer, 0) <= self._completed for buffer in token.buffers
+                self._last_use.get(buffer, 0) <= self._completed and not self._wide.uses(buffer, writes=False)
+                for buffer in token.buffers
             )
         if op == READ:
             return all(
-                end - first <= self._direct_read_max and self._last_write.get(buffer, 0) <= self._completed
+                end - first <= self._direct_read_max
+                and self._last_write.get(buffer, 0) <= self._completed
+                and not self._wide.uses(buffer, writes=True)
                 for buffer, first, end in token.reads
             )
         return False
@@ -235,10 +247,10 @@ class Stream:
                     buffer in read and _overlap(read[buffer], first, end, completed)
                 ):
                     conflict = BARRIER
+            if self._wide.since and not conflict and self._wide.meets(reads, writes):
+                conflict = BARRIER
         if conflict:
-            written.clear()
-            read.clear()
-            self._seen.clear()
+            self._clear()
         for buffer, first, end in reads:
             if buffer in read:
                 _note(read[buffer], first, end, serial, completed)
@@ -259,6 +271,29 @@ class Stream:
             for buffer, _, _ in writes:
                 self._last_write[buffer] = serial
         return conflict
+
+
+    def _touch_many(self, row: Row, serial: int) -> int:
+        """`_touch` for a MANY row, which gets the barriers among its launches as well."""
+        from vkqueue.jobs.overlap import barriers  # not before it is needed: it imports NumPy
+
+        token: ManyToken = row[3]
+        row[7].barriers = barriers(row[7])
+        if len(token.buffers) <= FEW:
+            return self._touch(token, serial)
+        conflict = (
+            self._must_barrier
+            or len(self._wide.since) >= MOST
+            or meets_ranges(token.read, self._written, self._completed)
+            or meets_ranges(token.written, self._written, self._completed)
+            or meets_ranges(token.written, self._read, self._completed)
+            or self._wide.meets_wide(token)
+        )
+        if conflict:
+            self._must_barrier = False
+            self._clear()
+        self._wide.add(token, serial)
+        return BARRIER if conflict else 0
 
 
 def _overlap(known: list[list[int]], first: int, end: int, completed: int) -> bool:
