@@ -44,7 +44,7 @@ def value_error(name: str, type_: str, value: object) -> str | None:
             return f"{name}: expected a number ({type_}), got {brief(value)}"
         try:
             struct.pack("<" + _FORMATS[type_], value)
-        except OverflowError:
+        except (OverflowError, struct.error):  # of an integer it is the latter
             return f"{name}: {value!r} overflows {type_}"
         return None
     low, high = _range_of(type_)
