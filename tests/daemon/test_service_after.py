@@ -235,3 +235,15 @@ async def test_long_lists_are_held_against_the_connection(make_rig: Callable[...
         client.collect()
     assert {client.code(msgid) for msgid in msgids} == {None}
     assert client.reading
+
+
+async def test_only_requests_sent_before_are_waited_for(rig: Rig) -> None:
+    """A later one of the same burst may itself wait for this one, on a common buffer: neither would ever run."""
+    client, module, x, y = prepared(rig)
+    burst = [
+        msgpack.packb([0, 500, "dispatch", [axpy(module, x, y, after=[501])]]),
+        msgpack.packb([0, 501, "dispatch", [axpy(module, x, y)]]),
+    ]
+    client.send_bytes(b"".join(burst))
+    rig.settle()
+    assert (client.code(500), client.code(501)) == (None, None)

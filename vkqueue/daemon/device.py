@@ -26,6 +26,7 @@ from vkqueue.model import (
     CREATE,
     DISPATCH,
     FREE,
+    GRAPH,
     READ,
     ROW_MSGID,
     ROW_OP,
@@ -54,7 +55,7 @@ log = logging.getLogger("vkqueue.jobs")
 _FEW_KERNELS = 256
 
 _EMPTY = pack({})
-_NO_OUTPUTS = pack({"outputs": []})
+_NO_OUTPUTS = {DISPATCH: pack({"outputs": []}), GRAPH: pack({"outputs": {}})}
 
 
 class Device:
@@ -86,6 +87,7 @@ class Device:
         self._touched: dict[int, Session] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
+        self._timer_due_ns = self._deadline_due_ns = 0
         batching, limits = service.config.batching, service.config.limits
         self.scheduler = Scheduler(limits.max_queued_jobs)
         self.batcher = Batcher(batching.max_batch_jobs, batching.max_batch_delay_us, batching.batches_in_flight)
@@ -152,6 +154,7 @@ class Device:
             kernel.ready, kernel.error = False, DeviceLostError("the device was lost; send the request again")
         for session in self.service.sessions.values():
             session.forget_kernels(self)
+        self.service.graphs.lost(self, error)
         for row in self.scheduler.drain():
             self._fail_row(row, DeviceLostError("the device was lost before this job was submitted"))
         for serial in list(self._in_flight):
@@ -240,14 +243,17 @@ class Device:
             kernel.pipeline = 0
             for row in self.scheduler.pipeline_failed(event.id):
                 self._fail_row(row, event.error)
+        self.service.graphs.built(kernel, event.error)
 
     def _trim_pipelines(self) -> None:
-        """Release the longest unused pipelines past `max_pipelines`; those that a connection counts go last."""
+        """Release the longest unused pipelines past `max_pipelines`; those that a connection counts go last, and those
+        that graphs keep stay."""
         limit = self.service.config.limits.max_device_pipelines
         ready = [k for k in self.kernels.values() if k.ready]
-        if len(ready) < limit:
+        loose = [k for k in ready if not k.pinned]
+        if len(ready) < limit or not loose:
             return
-        victim = min(ready, key=lambda k: (k.users > 0, k.last_used))
+        victim = min(loose, key=lambda k: (k.users > 0, k.last_used))
         self.evict(victim)
 
     def evict(self, kernel: DeviceKernel) -> None:
@@ -256,7 +262,9 @@ class Device:
         Not while a row that may name it is queued: `last_used` is the stamp of the kernel's newest row, so nothing
         that was queued before the oldest row of the queue can need it.
         """
-        if not kernel.ready or (self.scheduler.queued and kernel.last_used >= self.scheduler.oldest_queued_ns):
+        if not kernel.ready or kernel.pinned:
+            return
+        if self.scheduler.queued and kernel.last_used >= self.scheduler.oldest_queued_ns:
             return
         self.post_release(Release(pipelines=(kernel.pipeline,)))
         kernel.pipeline, kernel.ready = 0, False
@@ -280,7 +288,10 @@ class Device:
             if type(decision) is Close:
                 self._post(scheduler.take(decision.count, now), decision.reason, now)
             else:
-                if type(decision) is Wait and self._timer is None:
+                if type(decision) is Wait and (self._timer is None or decision.until_ns < self._timer_due_ns):
+                    if self._timer is not None:
+                        self._timer.cancel()
+                    self._timer_due_ns = decision.until_ns
                     delay = max(decision.until_ns - now, 0) / 1e9
                     self._timer = asyncio.get_running_loop().call_later(delay, self._timer_fired)
                 return
@@ -346,10 +357,13 @@ class Device:
 
     def _arm_deadline(self) -> None:
         due = self.scheduler.next_deadline_ns()
+        if self._deadline_timer is not None and due is not None and due >= self._deadline_due_ns:
+            return  # it fires early enough, and then looks again
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
             self._deadline_timer = None
         if due is not None:
+            self._deadline_due_ns = due
             delay = max(due - time.monotonic_ns(), 0) / 1e9
             self._deadline_timer = asyncio.get_running_loop().call_later(delay, self._expire)
 
@@ -423,28 +437,29 @@ class Device:
         rows = completion.batch.rows
         special = completion.errors.keys() | completion.results.keys()
         plain: list[int] = []  # msgids of a run of launches with nothing to say but that they are done
-        of = None
+        of = kind = None
         for i, row in enumerate(rows):
-            if row[0] != of:
+            op = row[2]
+            if row[0] != of or op != kind:
                 if plain:
-                    self._answer_plain(of, plain)
+                    self._answer_plain(of, plain, kind)
                     plain = []
-                of = row[0]
+                of, kind = row[0], op
             # A launch without options (9) and payload (7).
-            if row[2] == DISPATCH and row[9] is None and row[7] is None and i not in special:
+            if (op == DISPATCH or op == GRAPH) and row[9] is None and row[7] is None and i not in special:
                 plain.append(row[1])
                 continue
             if plain:
-                self._answer_plain(of, plain)
+                self._answer_plain(of, plain, kind)
                 plain = []
             self._answer_special(row, completion, i)
         if plain:
-            self._answer_plain(of, plain)
+            self._answer_plain(of, plain, kind)
         failed = len(completion.errors)
         self.counters["jobs_failed"] += failed
         self.counters["jobs_completed"] += len(rows) - failed
 
-    def _answer_plain(self, of: int | None, msgids: list[int]) -> None:
+    def _answer_plain(self, of: int | None, msgids: list[int], op: Any) -> None:
         session = self.service.sessions.get(of) if of is not None else None
         if session is None:
             return
@@ -452,7 +467,7 @@ class Device:
         if session.tracks_requests:
             for msgid in msgids:
                 self.service.request_done(session, msgid, True)
-        session.conn.respond_alike(msgids, _NO_OUTPUTS)
+        session.conn.respond_alike(msgids, _NO_OUTPUTS[op])
         self._touched[session.id] = session
 
     def _answer_special(self, row: Row, completion: Completion, i: int) -> None:
@@ -475,8 +490,11 @@ class Device:
             session.conn.respond(msgid, {"data": completion.results[i][0]})
         elif op == CREATE:
             self.service.buffer_created(session, row)
-        elif op == DISPATCH:
-            answer: dict[str, Any] = {"outputs": completion.results.get(i, [])}
+        elif op in _NO_OUTPUTS:
+            outputs: Any = completion.results.get(i, [])
+            if op == GRAPH:
+                outputs = dict(zip(row[ROW_TARGET].results, outputs, strict=True))
+            answer: dict[str, Any] = {"outputs": outputs}
             if row[9] is not None and row[9].timing:
                 started, submitted, finished = row[8], completion.submitted_ns, completion.finished_ns
                 answer["timing"] = {

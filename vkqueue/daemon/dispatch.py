@@ -132,7 +132,7 @@ class Dispatcher:
         grid = plan.launch(p["launch"]) if "launch" in p else plan.grid(p["grid"])
         constants = plan.scalars.pack(p.get("scalars"))
         token, payload = self._token(session, cached, p["args"], constants)
-        options = self._options(session, device, msgid, p, now)
+        options = self.options(session, device, msgid, p, now)
         if plan.uniform is not None:
             constants = b""  # they are in the payload
         row = (session.id, msgid, DISPATCH, token, kernel.pipeline, constants, grid, payload, now, options)
@@ -145,6 +145,20 @@ class Dispatcher:
             device.submit(row, kernel.pipeline, outstanding)
         session.open_jobs += 1
         self._service.hold_bytes(session, row_bytes(row))
+
+    def kernel(
+        self, session: Session, device: Device, module: Any, name: str | None, given: dict[str, Any] | None
+    ) -> DeviceKernel:
+        """A kernel by its module's handle and its name, with specialization values.
+
+        Raises:
+            VkqueueError: it is not there, or the device cannot run it.
+            Deferred: try again once the analysis is there.
+        """
+        found = session.module(module)
+        if found.code is None:
+            raise Deferred
+        return self._session_kernel(session, found, self._kernel_name(found, name), given, device).kernel
 
     def overloaded(self) -> VkqueueError:
         """Why no job is taken at present."""
@@ -166,7 +180,8 @@ class Dispatcher:
         device.build(kernel)
         return (*row[:4], kernel.pipeline, *row[5:])
 
-    def _options(self, session: Session, device: Device, msgid: int, p: dict[str, Any], now: int) -> Options | None:
+    def options(self, session: Session, device: Device, msgid: int, p: dict[str, Any], now: int) -> Options | None:
+        """The rarer parameters of a launch."""
         if p.keys().isdisjoint(_OPTIONS):
             return None
         return Options(
@@ -185,7 +200,8 @@ class Dispatcher:
             DependencyError: one of them has failed.
         """
         session.tracks_requests = True
-        pending = session.conn.pending
+        # Only what was sent before counts: a later request may itself wait for this one.
+        pending = session.conn.pending - session.sent_later()
         failed = device.scheduler.failed_before(session.id, (m for m in after if m not in pending))
         if failed is not None:
             raise dependency_error(failed)

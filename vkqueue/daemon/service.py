@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from vkqueue.config import Config
 from vkqueue.daemon.device import Device
 from vkqueue.daemon.dispatch import Deferred, Dispatcher, dependency_error
+from vkqueue.daemon.graph import Graph
+from vkqueue.daemon.graph_requests import GraphRequests
 from vkqueue.daemon.modules import Helper, ModuleTable
 from vkqueue.daemon.requests import CONTROL, CREATING, Requests
 from vkqueue.daemon.session import Buffer, Deferral, Module, Peer, Session, row_bytes
@@ -46,7 +48,7 @@ from vkqueue.model import (
 )
 from vkqueue.wire.framing import Limits
 from vkqueue.wire.messages import METHODS, check
-from vkqueue.wire.repeats import Launch
+from vkqueue.wire.repeats import GraphLaunch, Launch
 from vkqueue.wire.session import ServerConnection
 from vkqueue.worker.events import DeviceLost, Failed, Opened
 
@@ -78,6 +80,7 @@ class Service:
         self.modules = ModuleTable(helper, self._newest_api if strict else None)
         self.devices = [Device(self, index, start) for index, start in enumerate(start_threads)]
         self.dispatcher = Dispatcher(self)
+        self.graphs = GraphRequests(self)
         self.requests = Requests(self)
         self.draining = False
         self.fatal: VkqueueError | None = None
@@ -201,9 +204,11 @@ class Service:
             self._forget_deferred(session, session.deferred.popleft())
         self._queued_bytes -= session.queued_bytes
         self._paused.pop(session.id, None)
-        for module in session.objects.values():
-            if type(module) is Module and module.code is not None:
-                module.code.users -= 1
+        for found in session.objects.values():
+            if type(found) is Module and found.code is not None:
+                found.code.users -= 1
+            elif type(found) is Graph:
+                self.graphs.let_go(found)
         for cached in {id(c): c for c in session.kernels.values()}.values():
             cached.kernel.users -= 1
         for device in self.devices:
@@ -240,8 +245,15 @@ class Service:
                 if ahead > index:
                     index = ahead
                     continue
+            elif type(params) is GraphLaunch and not session.blocked and not self.draining:
+                ahead = self.graphs.again(session, requests, index, now)
+                if ahead > index:
+                    index = ahead
+                    continue
+            session.burst = requests, index
             self._request(session, msgid, method, params, now)
             index += 1
+        session.burst = (), 0
 
     def _look_whether_full(self) -> None:
         self.full = sum(d.scheduler.queued for d in self.devices) >= self.config.limits.total_queued_jobs
@@ -274,6 +286,9 @@ class Service:
         try:
             if method == "dispatch":
                 self.dispatcher.fast(session, msgid, params, now)
+                return
+            if method == "graph.launch":
+                self.graphs.launch(session, msgid, params, now)
                 return
             handler = self.requests.handlers.get(method)
             if handler is None:
@@ -323,7 +338,7 @@ class Service:
         session.deferred.append(entry)
         self._count_deferred(session, entry.size)
         deadline = params.get("deadline_ms")
-        if method == "dispatch" and type(deadline) is int and deadline > 0:
+        if method in ("dispatch", "graph.launch") and type(deadline) is int and deadline > 0:
             left = deadline / 1e3 - (time.monotonic_ns() - now) / 1e9
             entry.timer = asyncio.get_running_loop().call_later(max(left, 0), self._expire_deferred, session, entry)
 
@@ -358,12 +373,14 @@ class Service:
         session.blocked = False
         self._look_whether_full()
         waiting, session.deferred = session.deferred, deque()
+        session.replayed = waiting
         while waiting and not session.blocked:
             entry = waiting.popleft()
             self._forget_deferred(session, entry)
             self._run(session, entry.msgid, entry.method, entry.params, entry.received)
             if session.conn.bytes_out > self._max_output_bytes:
                 self._hold_up(session)
+        session.replayed = ()
         session.deferred.extend(waiting)  # behind the one, if any, that had to wait again
         session.analysis_errors.clear()  # whom they were for has them, or is gone
         session.wake()
@@ -493,6 +510,10 @@ class Service:
         """Make the handle dead; the memory goes behind the last row that uses it."""
         del session.objects[buffer.handle]
         session.forget_buffer(buffer)
+        self.free_memory(session, buffer, now)
+
+    def free_memory(self, session: Session, buffer: Buffer, now: int) -> None:
+        """Give a buffer's memory back, behind the last row that uses it."""
         if buffer.generation != buffer.device.generation:  # it went with the device
             session.buffers -= 1
             session.memory_bytes -= buffer.size

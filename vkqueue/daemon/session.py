@@ -6,14 +6,16 @@ import asyncio
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vkqueue.daemon.graph import Graph
 from vkqueue.errors import DeviceLostError, InvalidError, NotFoundError, VkqueueError, brief
 from vkqueue.model import (
     CREATE,
     DISPATCH,
+    GRAPH,
     READ,
     ROW_OP,
     ROW_OPTIONS,
@@ -60,7 +62,7 @@ def row_bytes(row: Row) -> int:
     held: int = _AFTER_BYTES * len(options.after) if options is not None else 0
     if op == READ:
         held += sum(end - first for _, first, end in row[ROW_TOKEN].reads)
-    elif op == DISPATCH:
+    elif op in (DISPATCH, GRAPH):
         held += sum(value if kind == "out" else len(value) for kind, value in payload or ())
     elif op == CREATE:
         held += len(payload[1] or b"")
@@ -146,7 +148,7 @@ class Session:
         self.resume: Callable[[], None] | None = None
         self.client = ""
         self.device: Device | None = None
-        self.objects: dict[int, Buffer | Module] = {}
+        self.objects: dict[int, Buffer | Module | Graph] = {}
         # Memory that came with requests on their way, by msgid, or why it cannot be had; and all that this connection
         # shares, for as long as anything uses it.
         self.shares: dict[int, Shared | VkqueueError] = {}
@@ -159,6 +161,7 @@ class Session:
         self.handles: dict[int, int] = {}  # of creating requests on their way, by msgid
         self.buffers = 0
         self.modules = 0
+        self.graphs = 0
         self.memory_bytes = 0
         self.open_jobs = 0
         # Bytes held for requests without an answer, and of those the part of deferred ones. While the rest is over
@@ -166,6 +169,9 @@ class Session:
         self.queued_bytes = 0
         self.deferred_bytes = 0
         self.over = False
+        # The burst that is being handled, and where in it: what lies behind has not been looked at yet.
+        self.burst: tuple[Sequence[Any], int] = ((), 0)
+        self.replayed: Iterable[Deferral] = ()  # those of `deferred` that are being replayed, from the next one on
         self.deferred: deque[Deferral] = deque()
         self.blocked = False
         self.tracks_requests = False
@@ -195,6 +201,12 @@ class Session:
             raise InvalidError(f"as: {handle} is not larger than every handle before it ({self.next_handle - 1})")
         self.next_handle = handle + 1
         self.handles[msgid] = handle
+
+    def sent_later(self) -> set[int]:
+        """Msgids that were sent behind the request that is being handled, and have not been looked at yet."""
+        requests, index = self.burst
+        waiting = {entry.msgid for entry in (*self.deferred, *self.replayed)}
+        return {request[0] for request in requests[index + 1 :]} | waiting
 
     def buffer(self, handle: Any, what: str = "buffer") -> Buffer:
         """Raises NotFoundError for a handle that is none (never was, freed, of another connection, a module)."""
@@ -229,8 +241,14 @@ class Session:
         self.conn.files_of.clear()
 
     def buffers_on(self, device: Device) -> list[Buffer]:
-        """This connection's buffers on a device, with those that were lost with it."""
-        return [found for found in self.objects.values() if type(found) is Buffer and found.device is device]
+        """This connection's buffers on a device, with those that were lost with it and those of its graphs."""
+        buffers: list[Buffer] = []
+        for found in self.objects.values():
+            if type(found) is Buffer:
+                buffers.append(found)
+            elif type(found) is Graph:
+                buffers += found.buffers
+        return [buffer for buffer in buffers if buffer.device is device]
 
     # Launches are cached under two names, their kernel's and their buffers': all of them go when one of these goes.
 
