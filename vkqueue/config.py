@@ -90,6 +90,7 @@ class DeviceConfig:
         cache_dir: folder of the pipeline cache; "auto" for the user's cache folder, empty for none.
         waiter: who waits for fences: a companion thread, or the same thread that records when it has nothing
             to record.
+        graph_barriers: where barriers stand in graphs: where they are needed, or before all nodes (to measure by).
     """
 
     select: tuple[int | str, ...] = _devices()
@@ -100,6 +101,7 @@ class DeviceConfig:
     dump_shaders: str = _setting("")
     cache_dir: str = _setting("auto")
     waiter: str = _setting("companion", choices=("companion", "same"))
+    graph_barriers: str = _setting("needed", choices=("needed", "all"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,8 @@ class LimitsConfig:
         max_message_bytes: one message, either way.
         max_device_pipelines: pipelines of one device, over all connections; the least recently used makes room.
         max_buffers, max_modules, max_pipelines: live objects; the least recently used pipeline makes room.
-        max_memory_bytes: device memory of its buffers; 0 for half of the device's.
+        max_graphs, max_graph_nodes: graphs, and nodes of one; their kernels count towards max_pipelines.
+        max_memory_bytes: device memory of its buffers, with what its graphs take; 0 for half of the device's.
         max_module_bytes: one module, source text included.
         max_shared_buffers: memory that clients share (`buffer.share`); a process can have 65,530 mappings in all.
         max_queued_jobs: dispatches and transfers not yet answered.
@@ -146,6 +149,8 @@ class LimitsConfig:
     max_memory_bytes: int = _setting(0, 0)
     max_modules: int = _setting(4_096, 1, 1_048_576)
     max_pipelines: int = _setting(1_024, 1, 1_048_576)
+    max_graphs: int = _setting(256, 1, 1_048_576)
+    max_graph_nodes: int = _setting(1_024, 1, 1_048_576)
     max_device_pipelines: int = _setting(4_096, 1, 1_048_576)
     max_module_bytes: int = _setting(16 * MIB, KIB, 2 * GIB)
     max_shared_buffers: int = _setting(1_024, 0, 16_384)

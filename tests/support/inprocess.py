@@ -19,13 +19,15 @@ from typing import Any
 import msgpack
 
 from vkqueue.config import Config
+from vkqueue.daemon.graph import Graph
 from vkqueue.daemon.service import Service
-from vkqueue.daemon.session import Buffer, Peer, Session
+from vkqueue.daemon.session import Module, Peer, Session
 from vkqueue.errors import DeviceLostError, VkqueueError
 from vkqueue.gpu.fake_info import fake_info
 from vkqueue.model import (
     CREATE,
     DISPATCH,
+    GRAPH,
     READ,
     ROW_MSGID,
     ROW_OP,
@@ -112,9 +114,11 @@ class ScriptedThread:
 
     @property
     def created(self) -> set[int]:
-        """Ids of buffers whose creation was posted."""
+        """Ids of buffers whose creation was posted, and of those of graphs that were launched."""
         batches = [item for item in self.posted if isinstance(item, Batch)]
-        return {row[ROW_TARGET] for batch in batches for row in batch.rows if row[ROW_OP] == CREATE}
+        rows = [row for batch in batches for row in batch.rows]
+        arenas = {id for row in rows if row[ROW_OP] == GRAPH for id, _ in row[ROW_TARGET].arenas}
+        return arenas.union(row[ROW_TARGET] for row in rows if row[ROW_OP] == CREATE)
 
     @property
     def released(self) -> set[int]:
@@ -200,7 +204,7 @@ class ScriptedThread:
                 done.errors[index] = errors[row[ROW_MSGID]]
             elif row[ROW_OP] == READ:
                 done.results[index] = [bytes(sum(end - start for _, start, end in row[ROW_TOKEN].reads))]
-            elif row[ROW_OP] == DISPATCH and row[ROW_PAYLOAD]:
+            elif row[ROW_OP] in (DISPATCH, GRAPH) and row[ROW_PAYLOAD]:
                 # Of ("out", size) these are so many zeros, of ("inout", bytes) a copy.
                 outputs = [bytes(value) for kind, value in row[ROW_PAYLOAD] if kind in ("inout", "out")]
                 if outputs:
@@ -394,7 +398,7 @@ class Rig:
         for device, thread in zip(service.devices, self.threads, strict=True):
             assert device.memory_bytes == 0
             assert thread.created <= thread.released, "buffers are left on the device"
-            assert all(kernel.users == 0 for kernel in device.kernels.values())
+            assert all(kernel.users == kernel.pinned == 0 for kernel in device.kernels.values())
             assert device.sessions == 0
 
     def check_idle(self) -> None:
@@ -409,10 +413,11 @@ class Rig:
         for session in service.sessions.values():
             assert session.open_jobs == 0
             assert session.queued_bytes == session.deferred_bytes == 0
-            buffers = [found for found in session.objects.values() if isinstance(found, Buffer)]
+            buffers = [buffer for device in service.devices for buffer in session.buffers_on(device)]
             assert session.buffers == len(buffers)
             assert session.memory_bytes == sum(buffer.size for buffer in buffers)
-            assert session.modules == len(session.objects) - len(buffers)
+            assert session.modules == sum(isinstance(found, Module) for found in session.objects.values())
+            assert session.graphs == sum(isinstance(found, Graph) for found in session.objects.values())
             assert not session.handles
             assert not session.deferred
             assert not session.blocked

@@ -40,6 +40,15 @@ FULL: dict[str, list[dict[str, Any]]] = {
         {"module": 1, "args": [], "scalars": {"n": 1}, "launch": [], "priority": 100},
         {"module": 1, "args": [], "scalars": b"", "launch": [1, 2, 3, 4, 5], "timing": False},
     ],
+    "graph.create": [
+        {"nodes": [{}], "inputs": {"x": 0}, "outputs": {"y": 4}, "temporaries": {"t": 2**63 - 1},
+         "scalars": {"n": "left to the check of graphs"}, "device": 0, "as": 1},
+    ],
+    "graph.launch": [
+        {"graph": 1, "buffers": {"x": 1, "y": {"out": 4}}, "scalars": {"n": 1, "k": 0.5, "b": True}, "priority": 1,
+         "deadline_ms": 1, "after": [0], "timing": True, "label": ""},
+    ],
+    "graph.free": [{"graph": 1}],
     "cancel": [{"msgid": 0}],
 }  # fmt: skip
 
@@ -47,7 +56,8 @@ REQUIRED = {
     "hello": ["protocol", "client"], "module.unload": ["module"], "module.inspect": ["module", "format"],
     "module.save": ["module", "format"], "buffer.write": ["buffer", "data"], "buffer.read": ["buffer"],
     "buffer.share": ["size"], "buffer.copy": ["source", "target"], "buffer.free": ["buffer"],
-    "dispatch": ["module", "args"], "cancel": ["msgid"],
+    "dispatch": ["module", "args"], "cancel": ["msgid"], "graph.create": ["nodes"], "graph.launch": ["graph"],
+    "graph.free": ["graph"],
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vkqueue.wire.framing import Limits
-from vkqueue.wire.repeats import Launch
+from vkqueue.wire.repeats import GraphLaunch, Launch
 from vkqueue.wire.session import ServerConnection
 
 
@@ -36,6 +36,21 @@ def test_the_parameters_of_a_repeated_dispatch_are_one_object():
     assert (msgid, method) == (70_000, "dispatch")
     assert first == second == params
     assert type(second) is Launch and third is second
+
+
+def test_launches_of_graphs_are_kept_too_and_told_apart():
+    conn = connected()
+    launch, other = ({"graph": 5, "buffers": {"x": n}} for n in (6, 7))
+    messages = [("graph.launch", launch), ("dispatch", launch), ("graph.launch", other)]
+    found = []
+    for round in range(2):
+        for number, (method, params) in enumerate(messages):
+            msgid = 100 * round + number
+            [(got, named, taken)] = conn.receive_data(msgpack.packb([0, msgid, method, [params]]))
+            assert (got, named, taken) == (msgid, method, params)
+            found.append(taken)
+    assert [type(params) for params in found[3:]] == [GraphLaunch, Launch, GraphLaunch]
+    assert found[3] is not found[5]
 
 
 def test_a_repeat_with_a_msgid_in_use_ends_the_connection():

@@ -83,10 +83,11 @@ class Code:
 class DeviceKernel:
     """A kernel on a device: its plan and its pipeline.
 
-    `pipeline` is the id of the pipeline that is ready or being built, 0 for none; `error` says why it cannot be.
+    `pipeline` is the id of the pipeline that is ready or being built, 0 for none; `error` says why it cannot be. While
+    `pinned` is not 0 graphs name the pipeline, so it stays.
     """
 
-    __slots__ = ("code", "entry", "error", "key", "last_used", "pipeline", "plan", "ready", "spec", "users")
+    __slots__ = ("code", "entry", "error", "key", "last_used", "pinned", "pipeline", "plan", "ready", "spec", "users")
 
     def __init__(self, key: tuple[str, str, SpecKey], code: Code, entry: str, plan: Plan, spec: SpecKey) -> None:
         self.key = key
@@ -98,6 +99,7 @@ class DeviceKernel:
         self.ready = False
         self.error: VkqueueError | None = None
         self.users = 0
+        self.pinned = 0
         self.last_used = 0
 
 

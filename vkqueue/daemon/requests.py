@@ -41,7 +41,7 @@ _READ_FRAME = 64
 CONTROL = frozenset({"hello", "ping", "devices", "cancel", "stats"})
 """Answered at once, also on a connection whose data requests wait for an analysis."""
 
-CREATING = frozenset({"module.load", "buffer.create", "buffer.share"})
+CREATING = frozenset({"module.load", "buffer.create", "buffer.share", "graph.create"})
 """These get a handle, on receipt."""
 
 _LISTING_BYTES = 12
@@ -73,6 +73,8 @@ class Requests:
             "buffer.write": self.buffer_write,
             "buffer.read": self.buffer_read,
             "buffer.free": self.buffer_free,
+            "graph.create": service.graphs.create,
+            "graph.free": service.graphs.free,
         }
 
     # Control
@@ -259,7 +261,7 @@ class Requests:
         device = self._device_for_buffer(session, p)
         data = p.get("data")
         size = len(data) if data is not None else p["size"]
-        self._admit_buffer(session, device, size)
+        self.admit_buffer(session, device, size)
         self._create(session, device, msgid, handle, size, data, now)
 
     def buffer_share(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
@@ -269,7 +271,7 @@ class Requests:
             raise InvalidError(
                 "buffer.share: no file descriptor came; send a sealed memfd with the request (SCM_RIGHTS)"
             )
-        self._admit_buffer(session, device, p["size"])
+        self.admit_buffer(session, device, p["size"])
         shared = session.shares.pop(msgid)
         if isinstance(shared, VkqueueError):
             raise shared
@@ -281,7 +283,7 @@ class Requests:
         self._service.check_working(device)
         return device
 
-    def _admit_buffer(self, session: Session, device: Device, size: int) -> None:
+    def admit_buffer(self, session: Session, device: Device, size: int) -> None:
         """Raises TooLargeError, QuotaError or OutOfDeviceMemoryError when no buffer of `size` may be made."""
         service, limits = self._service, self._limits
         assert device.info is not None

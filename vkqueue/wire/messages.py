@@ -70,6 +70,7 @@ MSGID = _integer(0, U32_MAX)
 U32 = _integer(0, U32_MAX)
 NUMBER = Kind("a number or a boolean", (int, float, bool))
 TEXTS = Kind("a map of name to text", (dict,), element=STRING)
+SIZES = Kind("a map of name to size", (dict,), element=SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,32 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             required=("module", "args"),
             forms=(("grid",), ("launch",)),
         ),
+        "graph.create": Method(
+            {
+                "nodes": Kind("a list of nodes (maps)", (list,), element=Kind("a map", (dict,))),
+                "inputs": SIZES,
+                "outputs": SIZES,
+                "temporaries": SIZES,
+                "scalars": Kind("a map of name to type", (dict,), element=STRING),
+                "device": DEVICE,
+                "as": OWN_HANDLE,
+            },
+            required=("nodes",),
+        ),
+        "graph.launch": Method(
+            {
+                "graph": HANDLE,
+                "buffers": Kind("a map of name to what is bound there", (dict,)),
+                "scalars": Kind("a map of name to value", (dict,), element=NUMBER),
+                "priority": _integer(-PRIORITY_MAX, PRIORITY_MAX),
+                "deadline_ms": _integer(1, I64_MAX),
+                "after": Kind("a list of msgids", (list,), element=MSGID),
+                "timing": BOOLEAN,
+                "label": STRING,
+            },
+            required=("graph",),
+        ),
+        "graph.free": Method({"graph": HANDLE}, required=("graph",)),
         "cancel": Method({"msgid": MSGID}, required=("msgid",)),
         "stats": Method({}),
     }

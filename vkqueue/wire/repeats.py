@@ -5,8 +5,8 @@ is then known by one dictionary look-up: the request is whole (MessagePack is fr
 a value that was whole once, they hold that value), it is checked, and its parameters are the same object as before, to
 which the daemon may pin what it worked out for them.
 
-Only dispatches of moderate size are kept. Learning costs a little for each message, so it is given up, but for an
-attempt now and then, where nothing comes again.
+Only dispatches and launches of graphs, of moderate size, are kept. Learning costs a little for each message, so it is
+given up, but for an attempt now and then, where nothing comes again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _MAX_SIZES = 4
 _BUDGET = 512
 
 _DISPATCH = b"\xa8dispatch"
+_GRAPH_LAUNCH = b"\xacgraph.launch"
 
 
 class Launch(dict[str, Any]):
@@ -29,9 +30,19 @@ class Launch(dict[str, Any]):
 
     __slots__ = ("memo",)
 
+    method = "dispatch"
+
     def __init__(self, params: dict[str, Any]) -> None:
         super().__init__(params)
         self.memo: Any = None
+
+
+class GraphLaunch(Launch):
+    """Parameters of a graph's launch that may come again."""
+
+    __slots__ = ()
+
+    method = "graph.launch"
 
 
 class Repeats:
@@ -102,11 +113,11 @@ class Repeats:
         self._budget -= 1
         form = raw[2]
         body = raw[7 if form == 0xCE else 5 if form == 0xCD else 4 if form == 0xCC else 3 :].tobytes()
-        if not body.startswith(_DISPATCH) or not self._vet(message):
+        if not body.startswith((_DISPATCH, _GRAPH_LAUNCH)) or not self._vet(message):
             return
         if len(self._known) >= _MAX_KEPT:
             self._known.clear()
             self._sizes.clear()
-        self._known[body] = Launch(message[3][0])
+        self._known[body] = (GraphLaunch if body.startswith(_GRAPH_LAUNCH) else Launch)(message[3][0])
         if len(body) not in self._sizes:
             self._sizes = [len(body), *self._sizes[: _MAX_SIZES - 1]]

@@ -236,9 +236,9 @@ class ServerConnection(Connection):
                 msgid, params = message
                 if msgid not in pending:
                     pending.add(msgid)
-                    deliver((msgid, "dispatch", params))
+                    deliver((msgid, params.method, params))
                     continue
-                message = [REQUEST, msgid, "dispatch", [params]]
+                message = [REQUEST, msgid, params.method, [params]]
             try:
                 kind, msgid, method, (params,) = message
             except (TypeError, ValueError):
@@ -272,7 +272,7 @@ class ServerConnection(Connection):
         """Before the connection is ready, or while descriptors wait for their request."""
         for index, message in enumerate(messages):
             if type(message) is tuple:  # a request that came again: `repeats` has it without its frame
-                message = [REQUEST, message[0], "dispatch", [message[1]]]
+                message = [REQUEST, message[0], message[1].method, [message[1]]]
             if self.state is State.GREETING:
                 self._behind_hello += messages[index:]
                 return
