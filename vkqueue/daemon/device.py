@@ -155,7 +155,6 @@ class Device:
         for session in self.service.sessions.values():
             session.forget_kernels(self)
         self.service.graphs.lost(self, error)
-        self.service.graphs.lost(self, error)
         for row in self.scheduler.drain():
             self._fail_row(row, DeviceLostError("the device was lost before this job was submitted"))
         for serial in list(self._in_flight):
@@ -244,7 +243,6 @@ class Device:
             kernel.pipeline = 0
             for row in self.scheduler.pipeline_failed(event.id):
                 self._fail_row(row, event.error)
-        self.service.graphs.built(kernel, event.error)
         self.service.graphs.built(kernel, event.error)
 
     def _trim_pipelines(self) -> None:

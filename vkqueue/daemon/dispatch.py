@@ -160,20 +160,6 @@ class Dispatcher:
             raise Deferred
         return self._session_kernel(session, found, self._kernel_name(found, name), given, device).kernel
 
-    def kernel(
-        self, session: Session, device: Device, module: Any, name: str | None, given: dict[str, Any] | None
-    ) -> DeviceKernel:
-        """A kernel by its module's handle and its name, with specialization values.
-
-        Raises:
-            VkqueueError: it is not there, or the device cannot run it.
-            Deferred: try again once the analysis is there.
-        """
-        found = session.module(module)
-        if found.code is None:
-            raise Deferred
-        return self._session_kernel(session, found, self._kernel_name(found, name), given, device).kernel
-
     def overloaded(self) -> VkqueueError:
         """Why no job is taken at present."""
         if self._service.full:

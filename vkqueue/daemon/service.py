@@ -20,8 +20,6 @@ from vkqueue.daemon.device import Device
 from vkqueue.daemon.dispatch import Deferred, Dispatcher, dependency_error
 from vkqueue.daemon.graph import Graph
 from vkqueue.daemon.graph_requests import GraphRequests
-from vkqueue.daemon.graph import Graph
-from vkqueue.daemon.graph_requests import GraphRequests
 from vkqueue.daemon.modules import Helper, ModuleTable
 from vkqueue.daemon.requests import CONTROL, CREATING, Requests
 from vkqueue.daemon.session import Buffer, Deferral, Module, Peer, Session, row_bytes
@@ -82,7 +80,6 @@ class Service:
         self.modules = ModuleTable(helper, self._newest_api if strict else None)
         self.devices = [Device(self, index, start) for index, start in enumerate(start_threads)]
         self.dispatcher = Dispatcher(self)
-        self.graphs = GraphRequests(self)
         self.graphs = GraphRequests(self)
         self.requests = Requests(self)
         self.draining = False
@@ -253,11 +250,6 @@ class Service:
                 if ahead > index:
                     index = ahead
                     continue
-            elif type(params) is GraphLaunch and not session.blocked and not self.draining:
-                ahead = self.graphs.again(session, requests, index, now)
-                if ahead > index:
-                    index = ahead
-                    continue
             session.burst = requests, index
             self._request(session, msgid, method, params, now)
             index += 1
@@ -294,9 +286,6 @@ class Service:
         try:
             if method == "dispatch":
                 self.dispatcher.fast(session, msgid, params, now)
-                return
-            if method == "graph.launch":
-                self.graphs.launch(session, msgid, params, now)
                 return
             if method == "graph.launch":
                 self.graphs.launch(session, msgid, params, now)

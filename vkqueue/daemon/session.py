@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vkqueue.daemon.graph import Graph
-from vkqueue.daemon.graph import Graph
 from vkqueue.errors import DeviceLostError, InvalidError, NotFoundError, VkqueueError, brief
 from vkqueue.model import (
     CREATE,
@@ -162,7 +161,6 @@ class Session:
         self.handles: dict[int, int] = {}  # of creating requests on their way, by msgid
         self.buffers = 0
         self.modules = 0
-        self.graphs = 0
         self.graphs = 0
         self.memory_bytes = 0
         self.open_jobs = 0
