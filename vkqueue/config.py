@@ -85,6 +85,7 @@ class DeviceConfig:
         descriptors: push (fails where the device cannot), sets (never pushed), or auto: pushed where possible.
         validation: turn the Khronos validation layers on (slow; for debugging).
         dedicated_allocation: give a buffer memory of its own where the driver prefers that.
+        external_memory_host: let devices that can use the memory that clients share; else it is copied.
         debug_labels: name queues, batches and jobs for tools such as RenderDoc.
         dump_shaders: folder to which every module and its disassembly are written; empty for none.
         cache_dir: folder of the pipeline cache; "auto" for the user's cache folder, empty for none.
@@ -97,6 +98,7 @@ class DeviceConfig:
     descriptors: str = _setting("auto", choices=("auto", "push", "sets"))
     validation: bool = _setting(False)
     dedicated_allocation: bool = _setting(True)
+    external_memory_host: bool = _setting(True)
     debug_labels: bool = _setting(False)
     dump_shaders: str = _setting("")
     cache_dir: str = _setting("auto")

@@ -28,6 +28,7 @@ from vkqueue.model import (
     Range,
     Release,
     Row,
+    Shared,
     Token,
 )
 
@@ -156,6 +157,12 @@ class Rig:
         self.sizes[id] = size
         token = self._token(None, (), (), ((id, 0, size),) if size else ())
         return id, self._row(CREATE, token, id, payload=(size, data))
+
+    def share(self, shared: Shared, size: int) -> tuple[int, Row]:
+        """A buffer of memory that somebody shares."""
+        id = next(self._ids)
+        self.sizes[id] = size
+        return id, self._row(CREATE, self._token(None, (), (), ()), id, payload=(size, shared))
 
     def write(self, id: int, data: Any, offset: int = 0) -> Row:
         return self._row(WRITE, self._token(None, (), (), ((id, offset, offset + len(data)),)), payload=data)

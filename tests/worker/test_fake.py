@@ -12,7 +12,7 @@ from vkqueue.errors import DeviceLostError, OutOfDeviceMemoryError
 from vkqueue.gpu.contract import ContractError
 from vkqueue.gpu.fake import FakeBackend, FakeSubmission
 from vkqueue.gpu.fake_info import fake_info
-from vkqueue.model import BARRIER, DIRECT, INIT, Batch, Completion, Options, PipelineSpec, Release
+from vkqueue.model import BARRIER, CREATE, DIRECT, INIT, Batch, Completion, Options, PipelineSpec, Release, Shared
 
 
 def run(fake: FakeBackend, work: Batch) -> Completion:
@@ -38,6 +38,18 @@ def test_transfers_move_bytes():
     assert done.errors == {}
     assert done.results == {5: [b"\0\0ab4567"], 6: [b"\1\2\3\0044567"], 8: [b""]}
     assert fake.memory()["bytes_used"] == 16
+
+
+def test_shared_memory_is_used_where_it_is():
+    fake, pages = FakeBackend(memory_bytes=0), bytearray(b"01234567")
+    share = (1, 1, CREATE, token(cached=False), 1, b"", None, (6, Shared(pages)), 0, None)
+    done = run(fake, batch(1, share, write(2, 1, b"ab", 2), read(3, 1, 6), flags=[DIRECT, DIRECT, 0]))
+    assert done.errors == {}
+    assert (pages, done.results) == (b"01ab4567", {2: [b"01ab45"]})
+    counters = fake.memory()
+    assert (counters["buffers"], counters["bytes_used"], counters["shared_bytes"]) == (1, 0, 6)
+    fake.release(Release(buffers=(1,)))
+    assert fake.memory()["shared_bytes"] == 0
 
 
 def test_a_launch_runs_its_kernel_on_what_is_bound():

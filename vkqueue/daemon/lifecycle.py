@@ -148,6 +148,7 @@ def _thread_starter(
     options = DeviceOptions(
         descriptors=device.descriptors,
         dedicated_allocation=device.dedicated_allocation,
+        external_memory_host=device.external_memory_host,
         validation=device.validation,
         dump_shaders=Path(device.dump_shaders) if device.dump_shaders else None,
         debug_labels=device.debug_labels,

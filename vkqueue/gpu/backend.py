@@ -67,7 +67,8 @@ class Backend(Protocol):
         """C. Write the pipeline cache to disk, if it has grown and the daemon keeps one. Never raises."""
 
     def memory(self) -> dict[str, int]:
-        """Any thread. Counters: `bytes_used`, `bytes_reserved`, `allocations`, `buffers`, `staging_bytes`."""
+        """Any thread. Counters: `bytes_used`, `bytes_reserved`, `allocations`, `buffers`, `staging_bytes`, and
+        `shared_bytes` of memory that clients share."""
 
     def close(self) -> None:
         """W, once C has stopped. Wait for the device (bounded), free everything."""

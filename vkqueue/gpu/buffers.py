@@ -7,19 +7,23 @@ byte and the end is the client's as well, and zeroed with the rest.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeAlias
 
-from vkqueue.errors import NotFoundError, OutOfDeviceMemoryError, TooLargeError, VkqueueError
+from vkqueue.errors import DeviceLostError, NotFoundError, OutOfDeviceMemoryError, TooLargeError, VkqueueError
 from vkqueue.gpu import binding
 from vkqueue.gpu.arena import Arena
 from vkqueue.gpu.device import Device
 from vkqueue.gpu.hot import param
-from vkqueue.gpu.imported import ImportedBuffer
+from vkqueue.gpu.imported import ImportedBuffer, importable
 from vkqueue.gpu.mapped import Mapping
 from vkqueue.gpu.memory import Allocation, Memory, MemoryType, TypeChoice, choose_types
+from vkqueue.gpu.mirrored import MirroredBuffer
 from vkqueue.gpu.space import align_up
 from vkqueue.model import Shared
+
+log = logging.getLogger("vkqueue.gpu")
 
 DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 0x1, 0x2, 0x4, 0x8
 # Other flags (protected, lazily allocated, AMD's uncached kinds) mark memory that buffers must not or should not use.
@@ -107,7 +111,7 @@ class DeviceBuffer:
         self.empty: DeviceBuffer | None = None
 
 
-ClientBuffer: TypeAlias = DeviceBuffer | ImportedBuffer
+ClientBuffer: TypeAlias = DeviceBuffer | ImportedBuffer | MirroredBuffer
 
 
 class Buffers:
@@ -117,7 +121,8 @@ class Buffers:
         types: the memory types in use.
         memory: the blocks.
         count: clients' buffers, with those that wait to be freed.
-        host_sees: whether the host reads or writes clients' buffers directly: there is a barrier for it then.
+        mirrored: those of them whose client's pages the device cannot use.
+        shared_bytes: of memory that clients share.
         reclaim: called when the device has no more memory, to give back what is only kept for later.
     """
 
@@ -142,13 +147,19 @@ class Buffers:
         self._limits = device.limits
         self._max_size: int = self._limits.get("maxBufferSize", 1 << 62)
         self.count = 0
+        self.mirrored: dict[int, MirroredBuffer] = {}
+        self.shared_bytes = 0
+        self._imported = 0
         self.reclaim: Callable[[], None] = _nothing
         # Alignment and types are the same for all buffers of one usage (the specification says so), so one
         # buffer tells them.
         probe = self._create(256)
         self._destroy_handle(probe)
         self.types: TypeChoice = choose_types(memory_types(device), self._needs.memoryTypeBits)
-        self.host_sees = self.types.client.host_visible
+        why_not = importable(device, self._info.usage)
+        self._imports = not why_not
+        if why_not:
+            log.info("memory that clients share is copied to and from the device: %s", why_not)
         self._pad = max(
             4, self._needs.alignment, device.robust_storage_alignment, device.robust_uniform_alignment
         )
@@ -181,18 +192,49 @@ class Buffers:
         self.count += 1
         return buffer
 
+    @property
+    def host_sees(self) -> bool:
+        """Whether the host, here or in a client, reads or writes clients' buffers directly: there is a barrier for it
+        then."""
+        return self.types.client.host_visible or self._imported > 0
+
     def adopt(self, id: int, shared: Shared, size: int) -> None:
-        """Make a client's buffer of memory that it shares.
+        """Make a client's buffer of memory that it shares: of its very pages, or, if the device cannot use these, one
+        that mirrors them.
 
         Raises:
-            UnsupportedError, InvalidError, OutOfDeviceMemoryError: see `imported.ImportedBuffer`.
+            DeviceLostError
+            TooLargeError, OutOfDeviceMemoryError: as `make`.
         """
-        self._ids[id] = ImportedBuffer(self._device, shared, size, self._info.usage)
-        self.host_sees = True
+        buffer = self._import(shared, size) or self._mirror(shared, size)
+        if isinstance(buffer, MirroredBuffer):
+            self.mirrored[id] = buffer
+        else:
+            self._imported += 1
+        self._ids[id] = buffer
+        self.shared_bytes += len(shared.map)
         self.count += 1
+
+    def _import(self, shared: Shared, size: int) -> ImportedBuffer | None:
+        """None if the device cannot; drivers may refuse some pages (those of files) and not others."""
+        if self._imports:
+            try:
+                return ImportedBuffer(self._device, shared, size, self._info.usage)
+            except DeviceLostError:
+                raise
+            except VkqueueError as error:
+                log.info("shared memory of %d bytes is copied: %s", size, error.message)
+        return None
+
+    def _mirror(self, shared: Shared, size: int) -> MirroredBuffer:
+        store = self.make(size, self.types.download)
+        assert store.mapping is not None
+        store.mapping.zero(store.offset, store.capacity)  # it was someone else's before
+        return MirroredBuffer(store, shared)
 
     def take(self, id: int) -> ClientBuffer | None:
         """Forget a client's buffer; the caller destroys it with `destroy_client` once nothing uses it."""
+        self.mirrored.pop(id, None)
         return self._ids.pop(id, None)
 
     def destroy_client(self, buffer: ClientBuffer) -> None:
@@ -200,9 +242,12 @@ class Buffers:
         if buffer.empty is not None:
             self.destroy(buffer.empty)
         if isinstance(buffer, ImportedBuffer):
+            self._imported -= 1
             buffer.free()
         else:
-            self.destroy(buffer)
+            self.destroy(buffer.store if isinstance(buffer, MirroredBuffer) else buffer)
+        if not isinstance(buffer, DeviceBuffer):
+            self.shared_bytes -= len(buffer.shared.map)
         self.count -= 1
 
     def empty_of(self, buffer: ClientBuffer) -> ClientBuffer:

@@ -43,6 +43,7 @@ from vkqueue.model import (
     PipelineSpec,
     Release,
     Row,
+    Shared,
 )
 
 FakeKernel: TypeAlias = Callable[[list[memoryview], bytes, tuple[int, int, int]], None]
@@ -109,7 +110,7 @@ class FakeBackend:
         self._failures: dict[str, deque[Exception]] = {}
         self._row_errors: dict[int, VkqueueError] = {}
         self._lost: DeviceLostError | None = None
-        self._buffers: dict[int, bytearray] = {}
+        self._buffers: dict[int, bytearray | memoryview] = {}
         self._pipelines: dict[int, PipelineSpec] = {}
         self._submissions: dict[int, FakeSubmission] = {}  # by serial, in order, until retired
         self._deferred: deque[tuple[int, Release]] = deque()  # (last serial before it, release)
@@ -244,13 +245,14 @@ class FakeBackend:
 
     def memory(self) -> dict[str, int]:
         buffers = list(self._buffers.values())
-        used = sum(map(len, buffers))
+        used = sum(len(buffer) for buffer in buffers if isinstance(buffer, bytearray))
         return {
             "bytes_used": used,
             "bytes_reserved": used,
             "allocations": 1 if buffers else 0,
             "buffers": len(buffers),
             "staging_bytes": 0,
+            "shared_bytes": sum(map(len, buffers)) - used,
         }
 
     # Script and contract, inside
@@ -324,10 +326,14 @@ class FakeBackend:
                 raise NotFoundError(f"pipeline {node.pipeline} is not there")
 
     def _create(self, row: Row) -> None:
-        self._allocate(row[ROW_TARGET], row[ROW_PAYLOAD][0], _GARBAGE)
+        size, data = row[ROW_PAYLOAD]
+        if type(data) is Shared:
+            self._buffers[row[ROW_TARGET]] = memoryview(data.map).cast("B")[:size]
+        else:
+            self._allocate(row[ROW_TARGET], size, _GARBAGE)
 
     def _allocate(self, id: int, size: int, content: int) -> None:
-        used = sum(map(len, list(self._buffers.values())))
+        used = self.memory()["bytes_used"]
         if used + size > self._memory_bytes:
             left = self._memory_bytes - used
             raise OutOfDeviceMemoryError(

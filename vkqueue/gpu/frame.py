@@ -11,6 +11,7 @@ from vkqueue.gpu import binding
 from vkqueue.gpu.arena import Arena
 from vkqueue.gpu.device import Device
 from vkqueue.gpu.hot import param
+from vkqueue.gpu.mirrored import Taking
 from vkqueue.gpu.staging import Slice, Slices
 
 # Queries in one pool: two a row, for half the rows of a batch of 256, which is plenty for a rare option.
@@ -34,6 +35,7 @@ class Frame:
         copies_out: (scratch, staging) pairs to be copied after the rows.
         by_host: rows that the host has done.
         new_arenas: ids of the buffers of graphs that the batch makes.
+        takings: what the batch writes of mirrored buffers.
     """
 
     def __init__(self, device: Device) -> None:
@@ -61,6 +63,7 @@ class Frame:
         self.begun = self.broken = self.setup_used = self.host_sees = False
         self.by_host: set[int] = set()
         self.new_arenas: list[int] = []
+        self.takings: list[Taking] = []
         self.results: list[tuple[int, list[Slice]]] = []
         self.copies_out: list[tuple[Slice, Slice]] = []
         self._begin = binding.ffi.new("VkCommandBufferBeginInfo *")
@@ -156,6 +159,7 @@ class Frame:
         self.begun = self.broken = self.setup_used = self.host_sees = False
         self.by_host.clear()
         self.new_arenas.clear()
+        self._drop_takings()
         self.results.clear()
         self.copies_out.clear()
         self._timings.clear()
@@ -163,10 +167,16 @@ class Frame:
         device.hot.reset_command_pool(device.handle, self._pool, 0)
         device.hot.reset_fences(device.handle, 1, binding.address(self._fences))
 
+    def _drop_takings(self) -> None:
+        for taking in self.takings:
+            taking.done = True
+        self.takings.clear()
+
     def close(self) -> None:
         """Destroy it; nothing of it may be in flight."""
         device = self._device
         self.slices.give_back()
+        self._drop_takings()
         for pool in self._query_pools:
             device.destroy("VkQueryPool", pool)
         device.destroy("VkFence", self.fence)

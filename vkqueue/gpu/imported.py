@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 
-from vkqueue.errors import InvalidError, UnsupportedError, VkqueueError
+from vkqueue.errors import UnsupportedError, VkqueueError
 from vkqueue.gpu import binding
 from vkqueue.gpu.arena import Arena
 from vkqueue.gpu.device import Device
@@ -17,11 +17,24 @@ from vkqueue.gpu.mapped import Mapping
 from vkqueue.model import Shared
 
 _HOST_ALLOCATION = 0x80  # VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
+_IMPORTABLE = 0x4  # VK_EXTERNAL_MEMORY_FEATURE_IMPORTABLE_BIT
 _COHERENT, _CACHED = 0x4, 0x8
 
 _IN_USE: set[Shared] = set()
 """Memory of buffers that were not freed. A device that is left with work in progress goes on with it, whoever has been
 forgotten meanwhile, so it stays mapped."""
+
+
+def importable(device: Device, usage: int) -> str:
+    """Why the device can make no buffer of this usage out of imported pages; empty when it can."""
+    if not device.host_pointer_alignment:
+        return "it has no VK_EXT_external_memory_host, or is not to use it"
+    with Arena() as arena:
+        info = arena.struct("VkPhysicalDeviceExternalBufferInfo", usage=usage, handleType=_HOST_ALLOCATION)
+        properties = arena.struct("VkExternalBufferProperties")
+        device.instance.calls.vkGetPhysicalDeviceExternalBufferProperties(device.physical.handle, info, properties)
+        features = properties.externalMemoryProperties.externalMemoryFeatures
+    return "" if features & _IMPORTABLE else "its buffers cannot be of imported memory"
 
 
 class ImportedBuffer:
@@ -32,36 +45,31 @@ class ImportedBuffer:
         size: bytes that the client asked for.
 
     Raises:
-        UnsupportedError: the device cannot import host memory, or none of its memory types takes these pages.
-        InvalidError: the pages are not as many, or not aligned, as the device wants them.
-        OutOfDeviceMemoryError
+        UnsupportedError: the pages are not as many, or not aligned, as the device wants them, or none of its memory
+            types takes them.
+        VkqueueError: the driver does not take them.
     """
 
     __slots__ = (
         "_device",
         "_memory",
-        "_shared",
         "capacity",
         "empty",
         "handle",
         "mapping",
         "offset",
         "param",
+        "shared",
         "size",
     )
 
     def __init__(self, device: Device, shared: Shared, size: int, usage: int) -> None:
         self._device = device
-        self._shared = shared
+        self.shared = shared
         address, capacity = ctypes.addressof(shared.map), len(shared.map)
         alignment = device.host_pointer_alignment
-        if not alignment:
-            raise UnsupportedError("the device cannot import memory (it has no VK_EXT_external_memory_host)")
         if capacity % alignment or address % alignment:
-            raise InvalidError(
-                f"shared memory of {capacity} bytes: the device imports multiples of {alignment}",
-                {"size": capacity, "minImportedHostPointerAlignment": alignment},
-            )
+            raise UnsupportedError(f"the device imports multiples of {alignment} bytes")
         self.size, self.capacity, self.offset = size, capacity, 0
         self.empty = None
         with Arena() as arena:
@@ -88,11 +96,12 @@ class ImportedBuffer:
     def _import(self, arena: Arena, address: int) -> int:
         device, ffi = self._device, binding.ffi
         pointer = ffi.cast("void *", address)
-        accepted = arena.out("VkMemoryHostPointerPropertiesEXT *")
-        accepted.sType = binding.vk.VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT
+        accepted = arena.struct("VkMemoryHostPointerPropertiesEXT")
         device.calls.vkGetMemoryHostPointerPropertiesEXT(device.handle, _HOST_ALLOCATION, pointer, accepted)
-        needs = arena.out("VkMemoryRequirements *")
+        needs = arena.out("VkMemoryRequirements")
         device.hot.get_buffer_memory_requirements(device.handle, self.handle, binding.address(needs))
+        if needs.size > self.capacity:
+            raise UnsupportedError(f"the device wants {needs.size} bytes for a buffer of {self.capacity}")
         types = [
             t
             for t in device.memory_types
@@ -111,4 +120,4 @@ class ImportedBuffer:
         """Give the pages back; nothing on the device may use them any more."""
         self._device.destroy("VkBuffer", self.handle)
         self._device.destroy("VkDeviceMemory", self._memory)
-        _IN_USE.discard(self._shared)
+        _IN_USE.discard(self.shared)

@@ -77,6 +77,13 @@ class Mapping:
         self._check(offset, size)
         return _copy_large(self.address + offset, size)
 
+    def copy(self, offset: int, target: Mapping, place: int, size: int) -> None:
+        """Copy `size` bytes at `offset` to `place` of another block."""
+        if self._cache is not None and size:
+            self._cache.invalidate(offset, offset + size)
+        self._check(offset, size)
+        target.write(place, self.view[offset : offset + size])
+
     def flush(self) -> None:
         """Make what was written since the last flush visible to the device."""
         if self._cache is not None and self._dirty:

@@ -17,6 +17,7 @@ from vkqueue.gpu.descriptors import Descriptors
 from vkqueue.gpu.device import Device
 from vkqueue.gpu.frame import Frame
 from vkqueue.gpu.layout import PipelineLayout
+from vkqueue.gpu.mirrored import mirror
 from vkqueue.gpu.payload import Payloads
 from vkqueue.gpu.pipeline import Pipeline, PipelineTable
 from vkqueue.gpu.transfers import Transfers
@@ -171,6 +172,8 @@ class Recorder:
                 labelled = False
 
         if work or frame.setup_used:
+            if self._buffers.mirrored:
+                mirror(self._buffers.mirrored, batch.rows, frame, completion)
             self._finish(frame)
             return True
         self._owed = self._owed or barrier_used

@@ -155,6 +155,8 @@ class VulkanBackend:
     def retire(self, submission: Submission) -> None:
         """See `backend.Backend.retire`."""
         own = _own(submission)
+            for taking in frame.takings:
+                taking.take()
         frame = own.frame
         if frame is not None:
             own.frame = None
@@ -257,6 +259,7 @@ class VulkanBackend:
             if submission.frame is not None:
                 submission.frame.close()
         self._in_flight.clear()
+            "shared_bytes": self.buffers.shared_bytes,
         self._free_deferred()
         for frame in self._frames:
             frame.close()
