@@ -8,6 +8,7 @@ import pytest
 from support.inprocess import AXPY, InProcessClient, Rig, ServiceError, axpy
 
 from vkqueue.errors import InternalError, InvalidError, OutOfDeviceMemoryError
+from vkqueue.wire.messages import METHODS
 
 # What makes a creating request fail, whatever its handle: (method, parameters, code).
 FAILURES: list[tuple[str, dict[str, Any], str]] = [
@@ -30,6 +31,13 @@ def code_of(client: InProcessClient, rig: Rig, method: str, **params: Any) -> st
     msgid = client.send(method, **params)
     rig.settle()
     return client.code(msgid)
+
+
+async def test_every_method_has_a_handler(rig: Rig) -> None:
+    """Of each nothing is given: what needs something says so, and nothing is beyond the daemon."""
+    client = rig.client()
+    codes = {method: code_of(client, rig, method) for method in METHODS}
+    assert set(codes.values()) == {None, "invalid"}, codes
 
 
 @pytest.mark.parametrize(("method", "params", "code"), FAILURES, ids=lambda value: str(value)[:40])

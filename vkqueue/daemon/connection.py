@@ -33,6 +33,7 @@ import anyio
 from vkqueue.daemon.session import Peer, Session
 from vkqueue.errors import InternalError, ProtocolError, VkqueueError
 from vkqueue.wire.codec import pack
+from vkqueue.wire.connection import NOTIFICATION
 
 log = logging.getLogger("vkqueue.daemon")
 
@@ -74,7 +75,7 @@ class ClientService(Protocol):
 
 def error_notice(error: VkqueueError) -> bytes:
     """The notification that tells a client why its connection ends."""
-    return pack([2, "error", [error.to_wire()]])
+    return pack([NOTIFICATION, "error", [error.to_wire()]])
 
 
 class HangUps:

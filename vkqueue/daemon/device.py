@@ -30,8 +30,10 @@ from vkqueue.model import (
     READ,
     ROW_MSGID,
     ROW_OP,
+    ROW_OPTIONS,
     ROW_PAYLOAD,
     ROW_SESSION,
+    ROW_STAMP,
     ROW_TARGET,
     Batch,
     Completion,
@@ -96,7 +98,7 @@ class Device:
     # Life
 
     def open(self) -> None:
-        """Start the worker thread; `service.device_opened` follows."""
+        """Start the worker thread; `Service.device_event` follows, with Opened or Failed."""
         if self._thread is not None:
             self._thread.request_stop()  # the device was lost: its objects end with it
         self._attempt += 1
@@ -106,10 +108,12 @@ class Device:
 
     @property
     def working(self) -> bool:
+        """Whether it is open, and neither lost nor being opened anew."""
         return self.info is not None and self.failure is None
 
     @property
     def busy(self) -> bool:
+        """Whether rows are queued or in flight."""
         return bool(self._in_flight or self.scheduler.queued)
 
     def request_stop(self, timeout_s: float) -> None:
@@ -273,8 +277,8 @@ class Device:
 
     def submit(self, row: Row, wait_for: int | None, outstanding: Sequence[int] = ()) -> None:
         """Queue a row (admitted already); the caller pumps after its burst."""
-        self.scheduler.submit(row, row[8], wait_for, outstanding)
-        if row[9] is not None and row[9].deadline_ns:
+        self.scheduler.submit(row, row[ROW_STAMP], wait_for, outstanding)
+        if row[ROW_OPTIONS] is not None and row[ROW_OPTIONS].deadline_ns:
             self._arm_deadline()
 
     def pump(self) -> None:
@@ -319,7 +323,7 @@ class Device:
     def queue_free(self, row: Row) -> None:
         """A FREE row: takes its turn behind what uses the buffer. The caller pumps after its burst."""
         self._frees_queued += 1
-        self.scheduler.submit(row, row[8], None)
+        self.scheduler.submit(row, row[ROW_STAMP], None)
 
     def _free(self, buffers: list[tuple[int, int, int]]) -> None:
         """Release buffers (id, session, size) after every batch posted so far, and give the memory back then."""
@@ -344,6 +348,7 @@ class Device:
             session.memory_bytes -= size
 
     def post_release(self, release: Release) -> None:
+        """Free these on the device once the batches posted so far are done; nothing when it was never opened."""
         if self._thread is not None:
             self._thread.post(release)
 
@@ -445,7 +450,7 @@ class Device:
                     self._answer_plain(of, plain, kind)
                     plain = []
                 of, kind = row[0], op
-            # A launch without options (9) and payload (7).
+            # A launch without options (9) and payload (7). Numbers instead of names: this runs once per job.
             if (op == DISPATCH or op == GRAPH) and row[9] is None and row[7] is None and i not in special:
                 plain.append(row[1])
                 continue
@@ -495,8 +500,8 @@ class Device:
             if op == GRAPH:
                 outputs = dict(zip(row[ROW_TARGET].results, outputs, strict=True))
             answer: dict[str, Any] = {"outputs": outputs}
-            if row[9] is not None and row[9].timing:
-                started, submitted, finished = row[8], completion.submitted_ns, completion.finished_ns
+            if row[ROW_OPTIONS] is not None and row[ROW_OPTIONS].timing:
+                started, submitted, finished = row[ROW_STAMP], completion.submitted_ns, completion.finished_ns
                 answer["timing"] = {
                     "queued_us": max((submitted - started) // 1000, 0),
                     "device_us": completion.device_us.get(i),

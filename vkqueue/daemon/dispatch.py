@@ -31,7 +31,7 @@ _MAX_LABEL = 256
 
 
 class Deferred(Exception):
-    """The request needs an analysis that is on its way; it is replayed when `Service.unblock` is called."""
+    """The request needs an analysis that is on its way; `Service.analysed` then runs it again."""
 
 
 class Dispatcher:
@@ -324,6 +324,7 @@ class Dispatcher:
 
 
 def dependency_error(msgid: int) -> VkqueueError:
+    """The answer to a request whose `after` names one that failed."""
     return DependencyError(f"after: request {msgid} failed, so this one did not run", {"msgid": msgid})
 
 

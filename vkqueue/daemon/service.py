@@ -30,7 +30,6 @@ from vkqueue.errors import (
     InvalidError,
     JobExpiredError,
     ShuttingDownError,
-    UnknownMethodError,
     UnsupportedError,
     VkqueueError,
 )  # fmt: skip
@@ -59,7 +58,8 @@ log = logging.getLogger("vkqueue.jobs")
 
 StartThread = Callable[[Callable[[list[Any]], None]], "DeviceThread"]
 
-# Rule 37: give up after this many failed rebuilds in a row (arbitrary; systemd's own StartLimitBurst is 5).
+# Give up after this many failed rebuilds in a row, so that the service manager starts another daemon (arbitrary;
+# systemd's own StartLimitBurst is 5).
 _MAX_REBUILDS = 3
 
 
@@ -290,10 +290,8 @@ class Service:
             if method == "graph.launch":
                 self.graphs.launch(session, msgid, params, now)
                 return
-            handler = self.requests.handlers.get(method)
-            if handler is None:
-                raise self._unknown(method)
-            handler(session, msgid, check(method, params), now)
+            checked = check(method, params)
+            self.requests.handlers[method](session, msgid, checked, now)
         except VkqueueError as error:
             self.fail(session, msgid, error)
         except Deferred:
@@ -322,10 +320,6 @@ class Service:
         """In an exception handler: answer a request that met a fault of the daemon's own."""
         log.exception("request %s of session %d", method, session.id)
         self.fail(session, msgid, InternalError(f"a fault of the daemon's own in {method!r}; its log has the details"))
-
-    @staticmethod
-    def _unknown(method: str) -> VkqueueError:
-        return UnknownMethodError(f"no method {method[:60]!r}; the methods are {', '.join(sorted(METHODS))}")
 
     # Requests that wait: behind one that needs an analysis, or for the connection's bytes to sink
 
@@ -461,6 +455,7 @@ class Service:
         return self.devices[index]
 
     def devices_working(self) -> list[Device]:
+        """Those that a job can be sent to now."""
         return [device for device in self.devices if device.working]
 
     def least_loaded(self) -> Device | None:
@@ -534,6 +529,7 @@ class Service:
 
     @staticmethod
     def expired_error() -> VkqueueError:
+        """The answer to a job whose deadline passed while it waited."""
         return JobExpiredError("the job's deadline passed before it was submitted to the device")
 
     # Answers
@@ -590,11 +586,12 @@ class Service:
 
     def buffer_created(self, session: Session, row: Row) -> None:
         """Answer a creation. The handle may be dead already (freed before the answer)."""
-        session.conn.respond(row[1], {"buffer": row[ROW_GRID], "size": row[ROW_PAYLOAD][0]})
+        session.conn.respond(row[ROW_MSGID], {"buffer": row[ROW_GRID], "size": row[ROW_PAYLOAD][0]})
 
     # Reports
 
     def devices_to_wire(self) -> list[dict[str, Any]]:
+        """The `devices` answer: of each device that works."""
         return [d.info.to_wire() for d in self.devices if d.info is not None and d.working]
 
     def stats(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class LayoutTable:
         self._layouts: dict[tuple[Any, ...], Layout] = {}
 
     def get(self, sets: tuple[tuple[int, tuple[tuple[int, str, int], ...]], ...], push_bytes: int) -> Layout:
+        """The layout of this shape (see `model.Layout`), made when it is first asked for."""
         key = (sets, push_bytes)
         layout = self._layouts.get(key)
         if layout is None:

@@ -84,6 +84,7 @@ class HelperProcess:
 
     @property
     def pid(self) -> int:
+        """Of the process, which leads a group of its own."""
         return self._process.pid
 
     @property
