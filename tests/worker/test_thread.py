@@ -643,8 +643,18 @@ def test_what_goes_wrong_in_a_glance_is_told_once(rig: MakeRig):
     assert completion.lost and codes(completion) == ["device_lost"]
 
 
-def test_a_spinning_worker_still_sleeps_in_the_end(rig: MakeRig):
+def test_a_spinning_worker_looks_for_the_next_batch_before_it_sleeps(rig: MakeRig, monkeypatch: pytest.MonkeyPatch):
+    spins: dict[str, float] = {}
+    original = Inbox.get
+
+    def recorded(self: Inbox[Any], timeout_s: float | None = None, spin_s: float = 0.0) -> Any:
+        spins[threading.current_thread().name] = spin_s
+        return original(self, timeout_s, spin_s)
+
+    monkeypatch.setattr(Inbox, "get", recorded)
     r = rig(glance_us=1000, spin_us=500)
     for serial in (1, 2, 3):
         r.thread.post(batch(serial, create(serial, serial, 4)))
         assert final(r).batch.serial == serial
+    # It alone: the companion and the compiler sleep at once.
+    assert {name: spin for name, spin in spins.items() if spin} == {"device": 0.0005}

@@ -186,8 +186,8 @@ class DeviceThread:
             slice_s=min(self._slice_s, _SAME_SLICE_S) if same else self._slice_s,
         )
         if same:
-            return line, SameThread(self._inbox, line, self._stop_at)
-        return line, Companion(f"{self._name}-wait", self._inbox, line, self._stop_at, self._deliver)
+            return line, SameThread(self._inbox, line, self._stop_at, self._spin_s)
+        return line, Companion(f"{self._name}-wait", self._inbox, line, self._stop_at, self._deliver, self._spin_s)
 
     def _submit(self, backend: Backend, waiting: Waiting, batch: Batch) -> None:
         gone = self._device_lost.value

@@ -46,8 +46,9 @@ class Waiting(Protocol):
 class SameThread:
     """Waits on the worker thread."""
 
-    def __init__(self, inbox: Inbox[Item], line: FenceLine, stop_at: Latch[float]) -> None:
+    def __init__(self, inbox: Inbox[Item], line: FenceLine, stop_at: Latch[float], spin_s: float) -> None:
         self._inbox = inbox
+        self._spin_s = spin_s
         self._line = line
         self._stop_at = stop_at
         self._finishing = False
@@ -57,7 +58,7 @@ class SameThread:
 
     def next_item(self) -> Item:
         if not self._line:
-            return Signal.WAITED if self._finishing else self._inbox.get()
+            return Signal.WAITED if self._finishing else self._inbox.get(spin_s=self._spin_s)
         try:
             return self._inbox.get_nowait()
         except queue.Empty:
@@ -82,7 +83,7 @@ class Companion:
         line: FenceLine,
         stop_at: Latch[float],
         deliver: Deliver,
-        spin_s: float = 0.0,
+        spin_s: float,
     ) -> None:
         self._inbox = inbox
         self._spin_s = spin_s
