@@ -44,9 +44,10 @@ def run(daemon: Daemon, tmp_path: Path) -> Run:
     def run(command: str | Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
         file = EXAMPLES / command
         line = [sys.executable, "-W", "error", file] if file.suffix == ".py" else [command]
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         done = subprocess.run(
             [*map(str, line), *map(str, words)],
-            env={**os.environ, "VKQUEUE_SOCKET": str(daemon.path), "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "VKQUEUE_SOCKET": str(daemon.path), "PYTHONPATH": path},
             cwd=tmp_path,
             capture_output=True,
             text=True,
