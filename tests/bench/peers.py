@@ -1,7 +1,7 @@
 """The same small job through GPU libraries in the caller's own process, for comparison with `vkqueue bench`.
 
 Run as ``python tests/bench/peers.py``; prints JSON: microseconds for one axpy of 64 threads alone (dispatched, and a
-result read back, which is how these libraries wait) and each in a batch of 64 that is submitted and waited for together.
+result read back, which is how these libraries wait) and each in a batch of 64, submitted and waited for together.
 A library that is not installed is left out.
 """
 
@@ -87,11 +87,13 @@ def wgpu_py() -> dict[str, Any]:
 def vkdispatch() -> dict[str, Any]:
     import numpy as np
     import vkdispatch as vd
-    from vkdispatch.codegen.abreviations import Buff, Const, f32
+    import vkdispatch.codegen as vc
 
-    @vd.shader("x.size")
-    def axpy(y: Buff[f32], x: Buff[f32], k: Const[f32]) -> None:
-        i = vd.codegen.global_invocation().x
+    @vd.shader(
+        exec_size=N, local_size=64, arg_type_annotations=[vc.Buff[vc.f32], vc.Buff[vc.f32], vc.Const[vc.f32]]
+    )
+    def axpy(y: Any, x: Any, k: Any) -> None:
+        i = vc.global_invocation_id().x
         y[i] += k * x[i]
 
     x, y = vd.asbuffer(np.arange(N, dtype="f4")), vd.asbuffer(np.ones(N, "f4"))
