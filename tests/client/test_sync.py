@@ -1,4 +1,4 @@
-"""What only the blocking client has to prove: threads, interrupts, timeouts, forks."""
+"""What only the blocking client has to prove: threads, interrupts, timeouts, forks (rule 47)."""
 
 from __future__ import annotations
 

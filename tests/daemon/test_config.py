@@ -122,6 +122,7 @@ def test_the_environment_reaches_every_kind() -> None:
 
 
 def test_the_switches_of_tvm_have_their_like() -> None:
+    """S20."""
     environ = {
         "VKQUEUE_DISABLE_PUSH_DESCRIPTORS": "1",
         "VKQUEUE_DISABLE_DEDICATED_ALLOCATION": "1",

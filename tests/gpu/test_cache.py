@@ -1,4 +1,4 @@
-"""The pipeline cache on disk: used when it fits, ignored with a warning when not, never half written."""
+"""The pipeline cache on disk: used when it fits, ignored with a warning when not, never half written (rule 16)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices: order and queue family by a loader that is made up, features by tables, and the real one at hand."""
+"""Devices: order and queue family (S18) by a loader that is made up, features by tables, and the real one at hand."""
 
 from __future__ import annotations
 

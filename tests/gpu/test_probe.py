@@ -1,4 +1,4 @@
-"""Looking for devices: what each fault is called, and a driver that crashes takes only a child down."""
+"""Looking for devices: what each fault is called, and a driver that crashes takes only a child down (rule 34)."""
 
 from __future__ import annotations
 

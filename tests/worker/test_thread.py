@@ -133,7 +133,7 @@ def test_a_batch_of_bad_rows_only_is_answered_without_a_submission(rig: MakeRig)
     assert (codes(completion), completion.submits) == (["not_found"], 0)
 
 
-# Pipelines (rule 15)
+# Pipelines (rule 15, S5)
 
 
 def test_batches_pass_a_pipeline_that_is_being_built(rig: MakeRig, gate: Gate):
