@@ -147,4 +147,3 @@ def test_no_cycles() -> None:
     while leaves := {module for module, targets in edges.items() if not targets}:
         edges = {module: targets - leaves for module, targets in edges.items() if module not in leaves}
     assert not edges, f"these import each other: {edges}"
-

@@ -443,7 +443,7 @@ def test_another_protocol(run: Runner, start: Any) -> None:
     async def body(gpu: Any) -> None:
         raise AssertionError("not reached")
 
-    with pytest.raises(errors.UnsupportedError, match="speaks protocol 2"):
+    with pytest.raises(errors.UnsupportedError, match="version 2 of the protocol, this client 1"):
         run(body, start(protocol=2)[1])
 
 

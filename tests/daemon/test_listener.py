@@ -317,5 +317,3 @@ def test_errors_of_accept_do_not_end_it(path: str) -> None:
     assert aborting.left == 0
     made._sockets = []
     close(made)
-
-

@@ -25,8 +25,8 @@ from vkqueue.client.requests import Requests
 from vkqueue.client.signature import Signature
 from vkqueue.client.transfer import Gather, payload_bytes, pieces
 from vkqueue.errors import InvalidError, UnsupportedError
+from vkqueue.wire.messages import PROTOCOL_VERSION
 
-PROTOCOL = 1
 _BUFFER = ("buffer.free", "buffer")
 _MODULE = ("module.unload", "module")
 
@@ -55,8 +55,11 @@ class Core(Requests):
         """Start the connection's first request."""
 
         def take(result: dict[str, Any]) -> Hello:
-            if result.get("protocol") != PROTOCOL:
-                raise UnsupportedError(f"the daemon speaks protocol {result.get('protocol')}, this client {PROTOCOL}")
+            if result.get("protocol") != PROTOCOL_VERSION:
+                raise UnsupportedError(
+                    f"the daemon speaks version {result.get('protocol')} of the protocol, this client "
+                    f"{PROTOCOL_VERSION}; bring the older of the two up to date"
+                )
             hello = self.hello = Hello.from_wire(result)
             self._max_calls = max(hello.limits.max_queued_jobs, 1)
             self.session.max_message_bytes = hello.limits.max_message_bytes
@@ -70,7 +73,7 @@ class Core(Requests):
             )
             return hello
 
-        params: dict[str, Any] = {"protocol": PROTOCOL, "client": client}
+        params: dict[str, Any] = {"protocol": PROTOCOL_VERSION, "client": client}
         if device is not None:
             params["device"] = device
         return self.request("hello", params, take)

@@ -41,6 +41,8 @@ R = TypeVar("R")
 _MORE = 16 * 1024
 # sendmsg takes IOV_MAX pieces (1,024 on Linux); few messages have that many.
 _MAX_PIECES = 64
+# Reads in one go before others get the lock. Arbitrary.
+_MAX_READS = 16
 # At most what is copied when it is queued: what is sent from the caller's memory is larger, and is never put off.
 _GATHERED = LARGE
 
@@ -305,7 +307,7 @@ class Link:
         """Read what there is, up to a bound, and take it in."""
         core = self.core
         try:
-            for _ in range(16):
+            for _ in range(_MAX_READS):
                 count = self._sock.recv_into(core.get_buffer())
                 core.buffer_updated(count)
                 if count < _MORE or core.lost is not None:

@@ -26,6 +26,7 @@ from vkqueue.address import default_socket
 from vkqueue.errors import ConnectionLostError, ShuttingDownError
 from vkqueue.wire.client import ClientConnection
 from vkqueue.wire.framing import Limits
+from vkqueue.wire.messages import PROTOCOL_VERSION
 
 START_S = 120.0
 """How long a daemon may take to start; a driver's first start can be slow. As much as the systemd units grant."""
@@ -115,7 +116,7 @@ def _answers(path: str, end: float) -> bool:
         try:
             sock.settimeout(_left(end))
             sock.connect(path)
-            connection.request("hello", {"protocol": 1, "client": f"spawn[{os.getpid()}]"})
+            connection.request("hello", {"protocol": PROTOCOL_VERSION, "client": f"spawn[{os.getpid()}]"})
             sock.sendall(b"".join(connection.data_to_send()))
             while connection.pending and connection.fault is None:
                 sock.settimeout(_left(end))

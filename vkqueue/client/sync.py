@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -339,9 +338,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -413,5 +410,3 @@ def _open(paths: list[str], timeout: float) -> socket.socket:
                 raise
         tried.append((path, reason))
     raise address.unreachable(tried)
-
-

@@ -1,4 +1,4 @@
-"""Every request but `dispatch`: control messages, modules, buffers and transfers.
+"""Every request but launches: control messages, modules, buffers and transfers.
 
 A handler gets the session, the msgid, checked parameters and the time of receipt; it answers, or queues rows whose
 completion answers, or raises the VkqueueError that is the answer.
@@ -28,6 +28,7 @@ from vkqueue.kernels.tvm_format import join, size_of
 from vkqueue.kernels.tvm_save import save_bytes, save_file
 from vkqueue.model import COPY, CREATE, READ, WRITE, Shared, Token
 from vkqueue.version import __version__
+from vkqueue.wire.messages import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from vkqueue.daemon.device import Device
@@ -91,7 +92,7 @@ class Requests:
             session,
             msgid,
             {
-                "protocol": 1,
+                "protocol": PROTOCOL_VERSION,
                 "server": f"vkqueue/{__version__}",
                 "session": session.id,
                 "device": None if device is None else device.index,

@@ -1,5 +1,5 @@
-"""The life of a job, as a table. Jobs are rows and keep no state of their own; the table is what logs and statistics
-speak of, and what the simulation in the tests holds every row to.
+"""The life of a job, as a table. Jobs are rows and keep no state of their own, so nothing of the daemon runs by it: it
+is what the simulation in tests/jobs/test_random_steps.py holds every row to.
 
     queued ─→ submitted ─→ done
       ↑ ↓

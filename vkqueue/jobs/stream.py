@@ -272,7 +272,6 @@ class Stream:
                 self._last_write[buffer] = serial
         return conflict
 
-
     def _touch_many(self, row: Row, serial: int) -> int:
         """`_touch` for a MANY row, which gets the barriers among its launches as well."""
         from vkqueue.jobs.overlap import barriers  # not before it is needed: it imports NumPy
