@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from vkqueue.kernels.launches import Many
 from vkqueue.model import (
     BARRIER,
     DIRECT,
     DISPATCH,
     GRAPH,
     INIT,
+    MANY,
     READ,
     ROW_OP,
+    ROW_PAYLOAD,
     ROW_TARGET,
     ROW_TOKEN,
     Batch,
@@ -64,7 +67,8 @@ class Contract:
     Checked: serials rise; flags and slots run parallel to the rows; a launch finds its descriptors (pushed in
     this command buffer, or in its slot of the ring) or has INIT; no slot is rewritten that a batch in flight
     uses; conflicting rows have a barrier between them, across the batches in flight, and conflicting nodes of a graph
-    too; a graph's token covers what its nodes touch; the host touches no range that a row in flight uses.
+    and launches of a MANY row too; the tokens of these two cover what they touch; the host touches no range that a row
+    in flight uses.
     """
 
     def __init__(self, max_push_descriptors: int) -> None:
@@ -112,6 +116,9 @@ class Contract:
         if row[ROW_OP] == GRAPH:
             self._pushed = None
             check_graph(row[ROW_TARGET], token)
+        if row[ROW_OP] == MANY:
+            self._pushed = None
+            check_many(row[ROW_PAYLOAD], token)
         if row[ROW_OP] == DISPATCH:
             if token.layout is None:
                 raise ContractError(f"a dispatch of pipeline {row[ROW_TARGET]} whose token has no layout")
@@ -177,10 +184,30 @@ def check_graph(instance: GraphInstance, token: Token) -> None:
         if hazard:
             raise ContractError(f"node {number} ({node.label}): no barrier: {hazard}")
         touched.add(own)
-        for found, known, doing in ((reads, (*token.reads, *token.writes), "reads"), (writes, token.writes, "writes")):
-            for buffer, first, end in found:
-                if not any(b == buffer and low <= first and end <= high for b, low, high in known):
-                    raise ContractError(f"node {number} {doing} bytes {first} to {end} of buffer {buffer} unannounced")
+        _check_announced(f"node {number}", token, reads, writes)
+
+
+def check_many(many: Many, token: Token) -> None:
+    """The same for the launches of a MANY row."""
+    touched = _Touched()
+    barriers = set(many.barriers)
+    for launch in range(many.count):
+        reads, writes = many.touched(launch)
+        own = Token(0, None, (), tuple(reads), tuple(writes), cached=False)
+        if launch in barriers:
+            touched = _Touched()
+        hazard = touched.conflict(own)
+        if hazard:
+            raise ContractError(f"launch {launch}: no barrier: {hazard}")
+        touched.add(own)
+        _check_announced(f"launch {launch}", token, own.reads, own.writes)
+
+
+def _check_announced(who: str, token: Token, reads: tuple[Range, ...], writes: tuple[Range, ...]) -> None:
+    for found, known, doing in ((reads, (*token.reads, *token.writes), "reads"), (writes, token.writes, "writes")):
+        for buffer, first, end in found:
+            if not any(b == buffer and low <= first and end <= high for b, low, high in known):
+                raise ContractError(f"{who} {doing} bytes {first} to {end} of buffer {buffer} unannounced")
 
 
 def transfer_ranges(row: Row) -> tuple[Range | None, Range | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 from vkqueue.errors import InternalError
 from vkqueue.gpu import binding
@@ -149,10 +150,14 @@ class Ring:
     """Descriptor sets of one layout, as many groups of them as there are slots in use.
 
     A group has one set for each set of the layout that is not pushed.
+
+    Attributes:
+        layout: whose they are.
     """
 
     def __init__(self, device: Device, layout: PipelineLayout) -> None:
         self._device = device
+        self.layout = layout
         self._sets = layout.rings
         self._pools: list[int] = []
         self._room = 0  # groups that the last pool has room for
@@ -170,14 +175,22 @@ class Ring:
         """The id of the token in a slot; None for an unknown or no token."""
         return self._holds[slot] if slot < len(self._holds) else None
 
-    def write(self, slot: int, token: int | None, data: bytes) -> None:
-        """Write packed descriptors into a slot; None for a token that cannot come again.
+    def reserve(self, slots: int) -> None:
+        """Have so many slots, so that writing them does not fail.
 
         Raises:
             OutOfDeviceMemoryError
         """
-        while slot >= len(self._groups):
+        while len(self._groups) < slots:
             self._add_group()
+
+    def write(self, slot: int, token: int | None, data: Any) -> None:
+        """Write packed descriptors (bytes, or a pointer to them) into a slot; None for a token that cannot come again.
+
+        Raises:
+            OutOfDeviceMemoryError
+        """
+        self.reserve(slot + 1)
         update = self._device.raw.update_descriptor_set_with_template
         self._holds[slot] = None
         for handle, template in zip(self._groups[slot], self._templates, strict=True):

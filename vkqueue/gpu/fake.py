@@ -19,6 +19,7 @@ from vkqueue.gpu.backend import Submission
 from vkqueue.gpu.contract import Contract, ContractError, transfer_ranges
 from vkqueue.gpu.fake_graph import run_graph
 from vkqueue.gpu.fake_info import fake_info
+from vkqueue.gpu.fake_many import run_many
 from vkqueue.model import (
     COPY,
     CREATE,
@@ -26,6 +27,7 @@ from vkqueue.model import (
     DISPATCH,
     FILL,
     GRAPH,
+    MANY,
     READ,
     ROW_CONSTANTS,
     ROW_GRID,
@@ -305,7 +307,7 @@ class FakeBackend:
         op = row[ROW_OP]
         if op == CREATE:
             self._create(row)
-        if op == DISPATCH and row[ROW_TARGET] not in self._pipelines:
+        if op in (DISPATCH, MANY) and row[ROW_TARGET] not in self._pipelines:
             raise NotFoundError(f"pipeline {row[ROW_TARGET]} is not there")
         if op == GRAPH:
             self._prepare(row[ROW_TARGET])
@@ -372,6 +374,8 @@ class FakeBackend:
             leaving = run_graph(row, self._memory, self._run)
             if leaving:
                 submission.results[index] = leaving
+        elif row[ROW_OP] == MANY:
+            run_many(row, self._memory, self._run)
         else:
             self._transfer(row, submission.results, index)
 

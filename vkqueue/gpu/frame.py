@@ -36,6 +36,7 @@ class Frame:
         by_host: rows that the host has done.
         new_arenas: ids of the buffers of graphs that the batch makes.
         takings: what the batch writes of mirrored buffers.
+        sets: descriptor sets that are the batch's alone (`many._Sets`).
     """
 
     def __init__(self, device: Device) -> None:
@@ -64,6 +65,7 @@ class Frame:
         self.by_host: set[int] = set()
         self.new_arenas: list[int] = []
         self.takings: list[Taking] = []
+        self.sets: list[Any] = []
         self.results: list[tuple[int, list[Slice]]] = []
         self.copies_out: list[tuple[Slice, Slice]] = []
         self._begin = binding.ffi.new("VkCommandBufferBeginInfo *")
@@ -160,6 +162,9 @@ class Frame:
         self.by_host.clear()
         self.new_arenas.clear()
         self._drop_takings()
+        for sets in self.sets:
+            sets.free = True
+        self.sets.clear()
         self.results.clear()
         self.copies_out.clear()
         self._timings.clear()

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from vkqueue.gpu.mapped import Mapping as Mapped
-from vkqueue.model import COPY, CREATE, FILL, READ, WRITE, Completion, Row, Shared
+from vkqueue.model import COPY, CREATE, FILL, MANY, READ, WRITE, Completion, Row, Shared
 
 if TYPE_CHECKING:
     from vkqueue.gpu.buffers import DeviceBuffer
@@ -90,10 +90,12 @@ def mirror(buffers: Mapping[int, MirroredBuffer], rows: list[Row], frame: Frame,
         token = row[3]
         if buffers.keys().isdisjoint(token.buffers) or index in completion.errors or index in frame.by_host:
             continue
-        for id, first, end in token.reads if row[2] in _OVERWRITING else (*token.reads, *token.writes):
+        # Of many launches the token says only what they touch all together.
+        read, written = row[7].ranges_of(buffers) if row[2] == MANY else (token.reads, token.writes)
+        for id, first, end in read if row[2] in _OVERWRITING else (*read, *written):
             if id in buffers:
                 reads.setdefault(id, []).append((first, end))
-        for id, first, end in token.writes:
+        for id, first, end in written:
             if id in buffers:
                 writes.setdefault(id, []).append((first, end))
     for id, spans in reads.items():

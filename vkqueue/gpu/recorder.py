@@ -21,14 +21,14 @@ from vkqueue.gpu.mirrored import mirror
 from vkqueue.gpu.payload import Payloads
 from vkqueue.gpu.pipeline import Pipeline, PipelineTable
 from vkqueue.gpu.transfers import Transfers
-from vkqueue.model import BARRIER, DIRECT, DISPATCH, GRAPH, Batch, Completion, Row, Token
+from vkqueue.model import BARRIER, DIRECT, DISPATCH, GRAPH, MANY, Batch, Completion, Row, Token
 
 log = logging.getLogger("vkqueue.gpu")
 
 _COMPUTE_STAGE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
 _COMPUTE_POINT = 1  # VK_PIPELINE_BIND_POINT_COMPUTE
 _NOTHING = object()
-_OPS = ("dispatch", "write", "read", "fill", "copy", "create", "free", "graph")
+_OPS = ("dispatch", "write", "read", "fill", "copy", "create", "free", "graph", "dispatch_many")
 
 
 class Recorder:
@@ -110,11 +110,11 @@ class Recorder:
                     direct = flags & DIRECT != 0
                     if not (direct or frame.begun):
                         self._begin(frame)
-                    if self._transfers[op](frame, completion, index, row, direct):
-                        work = True
-                    if op == GRAPH:  # its commands leave nothing bound
+                    if op == GRAPH or op == MANY:  # their commands leave bound what they like
                         bound_id = layout = bound_token = None
                         bound_constants = _NOTHING
+                    if self._transfers[op](frame, completion, index, row, direct):
+                        work = True
                 else:
                     if target != bound_id:
                         pipeline = self._pipeline(target)

@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 
 from vkqueue.errors import DeviceLostError, NotFoundError, VkqueueError
 from vkqueue.gpu.backend import Submission
@@ -24,7 +25,10 @@ from vkqueue.gpu.payload import UNLIMITED, Payloads, Tuning
 from vkqueue.gpu.pipeline import PipelineTable
 from vkqueue.gpu.recorder import Recorder
 from vkqueue.gpu.transfers import Transfers
-from vkqueue.model import CREATE, GRAPH, Batch, Completion, PipelineSpec, Release
+from vkqueue.model import CREATE, GRAPH, MANY, Batch, Completion, PipelineSpec, Release, Row
+
+if TYPE_CHECKING:
+    from vkqueue.gpu.many import ManyLauncher
 
 log = logging.getLogger("vkqueue.gpu")
 
@@ -58,11 +62,12 @@ class VulkanBackend:
         self.buffers = Buffers(device)
         self.descriptors = Descriptors(device, self.buffers)
         self.pipelines = PipelineTable(device, device.options.cache_dir, self._layout_gone)
-        commands = Commands(device)
+        commands = self._commands = Commands(device)
         self.payloads = Payloads(device, self.buffers, commands, tuning)
         self.graphs = Graphs(device, self.pipelines, self.buffers, self.descriptors, self.payloads, commands)
         transfers = Transfers(self.buffers, self.payloads, commands)
         transfers.by_op[GRAPH] = self.graphs.launch
+        transfers.by_op[MANY] = self._launch_many
         client = self.buffers.types.client
         write_max = read_max = 0
         if client.host_visible:
@@ -79,6 +84,7 @@ class VulkanBackend:
             self.buffers,
         )
         self.graphs.gone = self._recorder.gone
+        self._many: ManyLauncher | None = None
         self._frames: list[Frame] = []  # idle ones
         self._in_flight: dict[int, VulkanSubmission] = {}  # by order, rising
         self._order = 0
@@ -149,14 +155,14 @@ class VulkanBackend:
         if frame is not None:
             completion.finished_ns = time.monotonic_ns()
             self._read_results(frame, completion)
+            for taking in frame.takings:
+                taking.take()
             completion.device_us.update(frame.times())
         return completion
 
     def retire(self, submission: Submission) -> None:
         """See `backend.Backend.retire`."""
         own = _own(submission)
-            for taking in frame.takings:
-                taking.take()
         frame = own.frame
         if frame is not None:
             own.frame = None
@@ -211,6 +217,17 @@ class VulkanBackend:
     def _layout_gone(self, layout: PipelineLayout) -> None:
         self.descriptors.layout_gone(layout)
         self.graphs.layout_gone(layout)
+        if self._many is not None:
+            self._many.layout_gone(layout)
+
+    def _launch_many(self, frame: Frame, completion: Completion, index: int, row: Row, direct: bool) -> bool:
+        if self._many is None:
+            from vkqueue.gpu.many import ManyLauncher  # not before it is needed: it imports NumPy
+
+            self._many = ManyLauncher(
+                self.device, self.pipelines, self.buffers, self.payloads, self._commands, self._recorder.gone
+            )
+        return self._many.launch(frame, completion, index, row, direct)
 
     def _free_deferred(self) -> None:
         oldest = next(iter(self._in_flight), self._order + 1)
@@ -242,6 +259,7 @@ class VulkanBackend:
             "allocations": memory.allocations,
             "buffers": self.buffers.count,
             "staging_bytes": self.payloads.reserved,
+            "shared_bytes": self.buffers.shared_bytes,
         }
 
     def close(self) -> None:
@@ -259,12 +277,13 @@ class VulkanBackend:
             if submission.frame is not None:
                 submission.frame.close()
         self._in_flight.clear()
-            "shared_bytes": self.buffers.shared_bytes,
         self._free_deferred()
         for frame in self._frames:
             frame.close()
         self._frames.clear()
         self.graphs.close()
+        if self._many is not None:
+            self._many.close()
         self.pipelines.close()
         self.descriptors.close()
         self.payloads.close()

@@ -6,7 +6,7 @@ imports it needs no NumPy: the daemon imports that when the first `dispatch_many
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from vkqueue.model import Layout, Range, Token
@@ -38,14 +38,16 @@ class ManyJob:
         total: its launches.
         nbytes: that the daemon holds for it.
         over: it has been answered, though parts of it may still be on the device.
+        resolved: what the backend worked out for all parts; its own business.
     """
 
-    __slots__ = ("nbytes", "over", "total")
+    __slots__ = ("nbytes", "over", "resolved", "total")
 
     def __init__(self, total: int, nbytes: int) -> None:
         self.total = total
         self.nbytes = nbytes
         self.over = False
+        self.resolved: Any = None
 
 
 class Many:
@@ -126,6 +128,17 @@ class Many:
                 writes += [(id, offset, offset + size)] if slot.writes else []
         return reads, writes
 
+    def ranges_of(self, ids: Collection[int]) -> tuple[list[Range], list[Range]]:
+        """The ranges of these buffers that any launch reads, and that any writes."""
+        reads, writes = [], []
+        for slot in self.slots:
+            rows = zip(*(_values(value, self.count) for value in slot[:3]), strict=True)
+            for place, offset, size in rows:
+                if place >= 0 and size and (id := self.buffers[place]) in ids:
+                    reads += [(id, offset, offset + size)] if slot.reads else []
+                    writes += [(id, offset, offset + size)] if slot.writes else []
+        return reads, writes
+
     def constants_of(self, index: int) -> bytes:
         """What one launch pushes."""
         return bytes(_at(self.constants, index))
@@ -172,6 +185,10 @@ class ManyToken(Token):
 
 def _is_column(value: Any) -> bool:
     return type(value) not in (int, bytes, bytearray, memoryview, tuple)
+
+
+def _values(value: Any, count: int) -> list[int]:
+    return value.tolist() if _is_column(value) else [value] * count
 
 
 def _at(value: Any, index: int) -> Any:
