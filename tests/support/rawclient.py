@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,13 @@ class RawClient:
     def send(self, method: str, **params: Any) -> int:
         self.msgid += 1
         self.send_message([0, self.msgid, method, [params] if params else []])
+        return self.msgid
+
+    def send_with(self, files: Sequence[int], method: str, **params: Any) -> int:
+        """A request with descriptors, which are the caller's still."""
+        self.msgid += 1
+        data = msgpack.packb([0, self.msgid, method, [params]], use_bin_type=True)
+        assert socket.send_fds(self.sock, [data], list(files)) == len(data)
         return self.msgid
 
     def receive(self) -> bool:

@@ -241,14 +241,17 @@ class Buffers:
         """Free what `take` returned."""
         if buffer.empty is not None:
             self.destroy(buffer.empty)
+        self.count -= 1
+        if isinstance(buffer, DeviceBuffer):
+            self.destroy(buffer)
+            return
+        self.shared_bytes -= len(buffer.shared.map)
         if isinstance(buffer, ImportedBuffer):
             self._imported -= 1
             buffer.free()
         else:
-            self.destroy(buffer.store if isinstance(buffer, MirroredBuffer) else buffer)
-        if not isinstance(buffer, DeviceBuffer):
-            self.shared_bytes -= len(buffer.shared.map)
-        self.count -= 1
+            buffer.taking.clear()  # which name the buffer
+            self.destroy(buffer.store)
 
     def empty_of(self, buffer: ClientBuffer) -> ClientBuffer:
         """What to bind for an empty range of `buffer`: a descriptor's range must not be empty, and binding bytes of

@@ -209,8 +209,7 @@ def test_the_pages_stay_until_the_last_use_and_no_longer(open_either: Callable[.
     assert gone() is not None
     assert rig.finish(submission).errors == {}
     del submission
-    gc.collect()
-    assert gone() is None
+    assert gone() is None, "the collector may come late"
     assert pages.ints() == [1] * N
     counters = rig.backend.memory()
     assert (counters["buffers"], counters["shared_bytes"]) == (0, 0)
