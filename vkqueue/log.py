@@ -1,6 +1,7 @@
 """Logging of the daemon: one handler on the root of our loggers, in a format for people or for the journal.
 
-Loggers are named by layer: vkqueue.wire, vkqueue.kernels, vkqueue.jobs, vkqueue.gpu, vkqueue.worker, vkqueue.daemon.
+Loggers are named by layer: vkqueue.wire, vkqueue.gpu, vkqueue.worker, vkqueue.daemon. (kernels and jobs only return and
+raise.)
 """
 
 from __future__ import annotations

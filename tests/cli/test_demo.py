@@ -119,7 +119,7 @@ def test_a_log_is_cut_down_to_its_complaints() -> None:
     log = (
         "2026-01-01 00:00:00.000 WARNING vkqueue.daemon: no driver: install one\n"
         "2026-01-01 00:00:00.001 INFO    vkqueue.daemon: not ready: a device does not work;\n"
-        "2026-01-01 00:00:00.002 ERROR   vkqueue.jobs: device 0: lost\n"
+        "2026-01-01 00:00:00.002 ERROR   vkqueue.daemon: device 0: lost\n"
         "Traceback\n"
     )
     assert complaints(log) == "no driver: install one; device 0: lost"

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from support.inprocess import Rig
 
 from vkqueue import log
 
@@ -54,3 +55,14 @@ def test_setup_replaces_what_was_set_up() -> None:
     text = written("debug", "journald")
     assert text.count("details") == 1
     assert len(logging.getLogger("vkqueue").handlers) == 1
+
+
+async def test_clients_and_their_modules_stand_in_it_by_name(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "vkqueue.daemon")
+    client = rig.client(hello=False)
+    client.call("hello", protocol=1, client="a painter")
+    module = client.load(name="brush")
+    session = client.session.id
+    lines = [message for message in caplog.messages if message.startswith(f"session {session}: ")]
+    assert lines[0] == f"session {session}: a painter"
+    assert lines[1].startswith(f"session {session}: module {module} brush is ")

@@ -96,7 +96,7 @@ async def test_rule_20_a_full_daemon_does_not_refuse_what_it_accepted_before(mak
     rig.service.devices[0].batcher.batches_in_flight = 1
     for _ in range(4):
         other.send("buffer.read", buffer=x)
-    assert other.code(other.send("buffer.read", buffer=x)) == "overloaded" or other.send("ping")
+    assert other.code(other.send("buffer.read", buffer=x)) == "overloaded"
     rig.settle()
     rig.helper.answer()
     rig.settle()
@@ -182,7 +182,7 @@ async def test_rule_9_the_bytes_of_a_closed_connection_let_the_others_go_on(make
     other.send("buffer.read", buffer=y)  # keeps the device busy
     greedy.burst(*[("buffer.write", {"buffer": x, "data": bytes(64 * KIB)})] * 5)
     waits = other.send("buffer.write", buffer=y, data=bytes(64 * KIB))
-    assert not other.reading or other.session.deferred or rig.service._queued_bytes > 300 * KIB
+    assert not other.reading and len(other.session.deferred) == 1
     greedy.close()
     assert other.reading
     rig.settle()

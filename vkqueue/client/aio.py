@@ -369,7 +369,7 @@ def connect(
         device: index of the device to work on; else the daemon chooses the least loaded.
         timeout: seconds that connecting may take (30 if None). For anything else use `anyio.fail_after` or
             `asyncio.timeout`: work that is cancelled is taken back.
-        client_name: who connects, for logs and statistics; else the process's name.
+        client_name: who connects, for the daemon's log; else the process's name.
         spawn: start a daemon of the user's own if none answers; see `vkqueue.connect`.
 
     Raises (when awaited or entered):

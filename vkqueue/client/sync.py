@@ -362,7 +362,7 @@ def connect(
         device: index of the device to work on; else the daemon chooses the least loaded.
         timeout: seconds that any blocking call may take, connecting included; None: as long as it takes (30 s to
             connect). What does not end in time raises TimeoutError and is cancelled.
-        client_name: who connects, for logs and statistics; else the process's name.
+        client_name: who connects, for the daemon's log; else the process's name.
         spawn: start a daemon of the user's own if none answers (one, however many ask at once). It leaves by itself
             a minute after its last client; its log is beside its socket, or in $XDG_STATE_HOME/vkqueue.
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from vkqueue.daemon.session import Buffer, Session
     from vkqueue.worker.thread import DeviceThread
 
-log = logging.getLogger("vkqueue.jobs")
+log = logging.getLogger("vkqueue.daemon")
 
 # Arbitrary: fewer are not worth looking through.
 _FEW_KERNELS = 256

@@ -7,6 +7,7 @@ completion answers, or raises the VkqueueError that is the answer.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ from vkqueue.wire.messages import PROTOCOL_VERSION
 if TYPE_CHECKING:
     from vkqueue.daemon.device import Device
     from vkqueue.daemon.service import Service
+
+log = logging.getLogger("vkqueue.daemon")
 
 Handler = Callable[[Session, int, dict[str, Any], int], None]
 
@@ -84,6 +87,7 @@ class Requests:
         service = self._service
         device = service.device(p["device"]) if "device" in p else service.least_loaded()
         session.client = p["client"][:_MAX_NAME]
+        log.debug("session %d: %s", session.id, session.client)
         session.conn.ready()
         if device is not None:
             session.device = device
@@ -138,7 +142,7 @@ class Requests:
         def done(result: Any) -> None:
             if not session.closed:
                 self._service.hold_bytes(session, -size)
-                self._loaded(session, msgid, module, p.get("entry"), result)
+                self._loaded(session, msgid, module, p, result)
                 self._service.analysed(session)
 
         if form == "source":
@@ -154,11 +158,11 @@ class Requests:
         lowest = min((int(major), int(minor)) for major, minor in versions)
         return f"vulkan1.{min(max(lowest, (1, 1)), (1, 3))[1]}"
 
-    def _loaded(self, session: Session, msgid: int, module: Module, entry: str | None, result: Any) -> None:
+    def _loaded(self, session: Session, msgid: int, module: Module, p: dict[str, Any], result: Any) -> None:
         try:
             if isinstance(result, VkqueueError):
                 raise result
-            answer = self._adopt(session, module, result, entry)
+            answer = self._adopt(session, module, result, p.get("entry"))
         except Exception as error:
             session.modules -= 1
             del session.objects[module.handle]
@@ -168,6 +172,8 @@ class Requests:
                 self._service.broken(session, msgid, "module.load")
         else:
             result.users += 1  # it is there still: to unload it waits for the analysis
+            name = p.get("name", "")[:_MAX_NAME]
+            log.debug("session %d: module %d %s is %s", session.id, module.handle, name, result.digest[:12])
             self._service.answer(session, msgid, {"module": module.handle, "kernels": answer})
 
     def _adopt(self, session: Session, module: Module, code: Code, entry: str | None) -> dict[str, Any]:

@@ -54,7 +54,7 @@ from vkqueue.worker.events import DeviceLost, Failed, Opened
 if TYPE_CHECKING:
     from vkqueue.worker.thread import DeviceThread
 
-log = logging.getLogger("vkqueue.jobs")
+log = logging.getLogger("vkqueue.daemon")
 
 StartThread = Callable[[Callable[[list[Any]], None]], "DeviceThread"]
 
