@@ -53,6 +53,19 @@ def test_launches_of_graphs_are_kept_too_and_told_apart():
     assert found[3] is not found[5]
 
 
+def test_launches_that_name_many_buffers_are_kept_and_dispatches_of_that_size_are_not():
+    conn = connected()
+    many = {"graph": 5, "buffers": {f"y{i}": i for i in range(200)}}
+    for method, params, kept in (("graph.launch", many, True), ("dispatch", {"args": list(range(700))}, False)):
+        taken = []
+        for msgid in range(3):
+            [(_, _, found)] = conn.receive_data(msgpack.packb([0, msgid, method, [params]]))
+            assert found == params
+            taken.append(found)
+            conn.respond(msgid, {})
+        assert (taken[1] is taken[2]) == kept
+
+
 def test_a_repeat_with_a_msgid_in_use_ends_the_connection():
     conn = connected()
     message = dispatch(5, module=1, args=[], grid=[1])

@@ -39,19 +39,14 @@ class Connection:
         self._conn = ClientConnection(Limits())
         self.call("hello", protocol=1, client="bench", device=device)
         module = self.call("module.load", spirv=spirv)["module"]
-        x = self._buffer(elements)
+        x = self.buffer(elements)
         # Independent launches write buffers of their own; dependent ones all write the same.
-        ys = [self._buffer(elements) for _ in range(min(window, 256) if independent else 1)]
+        ys = [self.buffer(elements) for _ in range(min(window, 256) if independent else 1)]
         self._chunk = max(window // 2, 1)
-        self._bursts: list[bytes] = []
-        for half in range(2):
-            messages = []
-            for i in range(self._chunk):
-                args = [x, ys[(half * self._chunk + i) % len(ys)]]
-                params = {"module": module, "args": args, "scalars": [elements, 0.5], "grid": [-(-elements // 64)]}
-                messages.append(codec.pack([0, 1000 + half * self._chunk + i, "dispatch", [params]]))
-            self._bursts.append(b"".join(messages))
-        self.one = codec.pack([0, 1000, "dispatch", [params]])
+        requests = self.requests(module, x, ys, elements, 2 * self._chunk)
+        messages = [codec.pack([0, 1000 + i, method, [params]]) for i, (method, params) in enumerate(requests)]
+        self._bursts = [b"".join(messages[: self._chunk]), b"".join(messages[self._chunk :])]
+        self.one = messages[0]
         self._next = 0
         self._owed = [0, 0]
         self._answered = 0
@@ -59,6 +54,13 @@ class Connection:
         self._view = memoryview(bytearray(1 << 18))
         self._unsent: memoryview | None = None
         self._stopped = False
+
+    def requests(
+        self, module: int, x: int, ys: list[int], elements: int, count: int
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """(method, parameters) of what is sent again and again."""
+        common = {"module": module, "scalars": [elements, 0.5], "grid": [-(-elements // 64)]}
+        return [("dispatch", {**common, "args": [x, ys[i % len(ys)]]}) for i in range(count)]
 
     def call(self, method: str, **params: Any) -> Any:
         """A request while nothing else is under way; its answer.
@@ -77,7 +79,7 @@ class Connection:
                     raise error
                 return result
 
-    def _buffer(self, elements: int) -> int:
+    def buffer(self, elements: int) -> int:
         handle: int = self.call("buffer.create", size=4 * elements)["buffer"]
         return handle
 

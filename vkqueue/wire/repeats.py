@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-# Arbitrary bounds: of one request, of the requests kept, of the different lengths that are tried.
+# Arbitrary bounds: of one request (a graph's launch may name many buffers), of the requests kept and their bytes, of
+# the different lengths that are tried.
 _MAX_BYTES = 512
+_MAX_GRAPH_BYTES = 4096
 _MAX_KEPT = 4096
+_MAX_KEPT_BYTES = 2 * 2**20
 _MAX_SIZES = 4
 # What learning may cost before it has to pay: a learned request costs one, a repeated one gives one back.
 _BUDGET = 512
@@ -56,6 +59,7 @@ class Repeats:
         self._vet = vet
         self._known: dict[bytes, Launch] = {}
         self._sizes: list[int] = []
+        self._bytes = 0
         self._budget = _BUDGET
 
     @property
@@ -108,16 +112,24 @@ class Repeats:
 
     def learn(self, message: Any, raw: memoryview) -> None:
         """Keep a request that came whole, if it may come again; `raw` is all of its bytes."""
-        if self._budget <= 0 or len(raw) > _MAX_BYTES:
+        if self._budget <= 0 or len(raw) > _MAX_GRAPH_BYTES:
             return
         self._budget -= 1
         form = raw[2]
         body = raw[7 if form == 0xCE else 5 if form == 0xCD else 4 if form == 0xCC else 3 :].tobytes()
-        if not body.startswith((_DISPATCH, _GRAPH_LAUNCH)) or not self._vet(message):
+        if body.startswith(_GRAPH_LAUNCH):
+            kind: type[Launch] = GraphLaunch
+        elif body.startswith(_DISPATCH) and len(raw) <= _MAX_BYTES:
+            kind = Launch
+        else:
             return
-        if len(self._known) >= _MAX_KEPT:
+        if not self._vet(message):
+            return
+        if len(self._known) >= _MAX_KEPT or self._bytes >= _MAX_KEPT_BYTES:
             self._known.clear()
             self._sizes.clear()
-        self._known[body] = (GraphLaunch if body.startswith(_GRAPH_LAUNCH) else Launch)(message[3][0])
+            self._bytes = 0
+        self._bytes += len(body)
+        self._known[body] = kind(message[3][0])
         if len(body) not in self._sizes:
             self._sizes = [len(body), *self._sizes[: _MAX_SIZES - 1]]
