@@ -51,7 +51,6 @@ vk: Any = _Unloaded("vk")
 
 WHOLE_SIZE = 2**64 - 1
 """VK_WHOLE_SIZE; the package has -1 there, which overflows. Prefer exact sizes: isolation rests on them."""
-QUEUE_FAMILY_IGNORED = 2**32 - 1
 
 NO_LOADER = (
     "the Vulkan loader (libvulkan.so.1) was not found; install it: package libvulkan1 on Debian and Ubuntu, "

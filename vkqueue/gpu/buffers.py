@@ -177,7 +177,7 @@ class Buffers:
         """
         buffer = self._ids.get(id)
         if buffer is None:
-            raise NotFoundError(f"Buffer {id} was never created or is gone", {"buffer": id})
+            raise NotFoundError(f"buffer {id} was never created or is gone", {"buffer": id})
         return buffer
 
     def create(self, id: int, size: int) -> DeviceBuffer:
@@ -279,13 +279,13 @@ class Buffers:
         if capacity > self._max_size:
             limit = self._max_size
             raise TooLargeError(
-                f"A buffer of {size:,} bytes is over the device's largest (maxBufferSize {limit:,}); split it",
+                f"a buffer of {size:,} bytes is over the device's largest (maxBufferSize {limit:,}); split it",
                 {"asked": size, "limit": limit},
             )
         limit = self._limits.get("maxMemoryAllocationSize", capacity)
         if capacity > limit:
             raise TooLargeError(
-                f"A buffer of {size:,} bytes is more than the device allocates at once (maxMemoryAllocationSize "
+                f"a buffer of {size:,} bytes is more than the device allocates at once (maxMemoryAllocationSize "
                 f"{limit:,}); split it",
                 {"asked": size, "limit": limit},
             )

@@ -149,8 +149,6 @@ class Device:
         self.limits: dict[str, Any] = limits
         self.storage_alignment: int = limits["minStorageBufferOffsetAlignment"]
         self.uniform_alignment: int = limits["minUniformBufferOffsetAlignment"]
-        self.max_storage_range: int = limits["maxStorageBufferRange"]
-        self.max_uniform_range: int = limits["maxUniformBufferRange"]
         self.atom_size: int = limits["nonCoherentAtomSize"]
         self.host_pointer_alignment: int = (
             limits.get("minImportedHostPointerAlignment", 0) if options.external_memory_host else 0

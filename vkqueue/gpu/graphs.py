@@ -281,7 +281,7 @@ class Graphs:
     def _pipeline(self, node: GraphNode) -> Pipeline:
         pipeline = self._pipelines.get(node.pipeline)
         if pipeline is None or node.pipeline in self.gone:
-            raise NotFoundError(f"Pipeline {node.pipeline} was never built or is gone", {"pipeline": node.pipeline})
+            raise NotFoundError(f"pipeline {node.pipeline} was never built or is gone", {"pipeline": node.pipeline})
         if pipeline.layout.layout is not node.layout:
             raise InternalError(f"node {node.label!r} was made for another layout than its pipeline's")
         return pipeline

@@ -155,7 +155,7 @@ class ManyLauncher:
     def _pipeline(self, id: int) -> Pipeline:
         pipeline = self._pipelines.get(id)
         if pipeline is None or id in self._gone:
-            raise NotFoundError(f"Pipeline {id} was never built or is gone", {"pipeline": id})
+            raise NotFoundError(f"pipeline {id} was never built or is gone", {"pipeline": id})
         return pipeline
 
     def _table(self, many: Many) -> _Table:

@@ -68,7 +68,7 @@ def choose_types(types: list[MemoryType], allowed: int) -> TypeChoice:
     mapped = [t for t in usable if t.host_visible]
     local = [t for t in usable if t.device_local] or mapped
     if not local or not mapped:
-        raise OutOfDeviceMemoryError("The device has no memory type for storage buffers that the host can write")
+        raise OutOfDeviceMemoryError("the device has no memory type for storage buffers that the host can write")
     main_heap = max(local, key=lambda t: t.heap_size).heap
 
     def client_rank(t: MemoryType) -> tuple[bool, bool, bool, int]:
@@ -268,7 +268,7 @@ class Memory:
         largest = max((b.space.largest for b in same_type if b.space is not None), default=0)
         left = max(memory_type.heap_size - reserved, 0) + free
         text = (
-            f"No device memory for {asked:,} bytes: {reserved - free:,} are used by buffers here, at most {left:,} of "
+            f"no device memory for {asked:,} bytes: {reserved - free:,} are used by buffers here, at most {left:,} of "
             f"{memory_type.heap_size:,} are left, and the largest free block is {largest:,}"
         )
         if self.allocations >= self._max_allocations:

@@ -209,7 +209,7 @@ class Recorder:
     def _pipeline(self, id: int) -> Pipeline:
         pipeline = self._pipelines.get(id)
         if pipeline is None or id in self.gone:
-            raise NotFoundError(f"Pipeline {id} was never built or is gone", {"pipeline": id})
+            raise NotFoundError(f"pipeline {id} was never built or is gone", {"pipeline": id})
         return pipeline
 
     def _place(self, frame: Frame, index: int, session: object, token: Token, payload: Any) -> bytes:

@@ -183,7 +183,7 @@ class StagingPool:
             self.trim()
         if self.reserved + wanted > self._limit:
             raise OutOfDeviceMemoryError(
-                f"No {self.name} memory for {wanted:,} bytes: {self.reserved:,} of at most {self._limit:,} are in "
+                f"no {self.name} memory for {wanted:,} bytes: {self.reserved:,} of at most {self._limit:,} are in "
                 "use by work in flight; try again once some of it is done, or transfer in smaller parts",
                 {"asked": wanted, "used": self.reserved, "limit": self._limit},
             )

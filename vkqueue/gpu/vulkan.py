@@ -324,7 +324,7 @@ def open_backend(device_index: int, options: DeviceOptions) -> VulkanBackend:
         devices = list_devices(instance)
         if not 0 <= device_index < len(devices):
             names = ", ".join(f"{d.index}: {d.info.name}" for d in devices) or "none"
-            raise NotFoundError(f"There is no device {device_index}; those that can be used: {names}")
+            raise NotFoundError(f"there is no device {device_index}; those that can be used: {names}")
         device = open_device(devices[device_index], options)
         return VulkanBackend(device, own_instance=True)
     except BaseException:

@@ -60,7 +60,6 @@ class Op(IntEnum):
     FUNCTION_END = 56
     FUNCTION_CALL = 57
     VARIABLE = 59
-    IMAGE_TEXEL_POINTER = 60
     LOAD = 61
     STORE = 62
     COPY_MEMORY = 63
@@ -118,7 +117,6 @@ class Storage(IntEnum):
     FUNCTION = 7
     PUSH_CONSTANT = 9
     STORAGE_BUFFER = 12
-    PHYSICAL_STORAGE_BUFFER = 5349
 
 
 class Decoration(IntEnum):

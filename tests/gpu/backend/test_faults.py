@@ -23,7 +23,7 @@ def test_rule_21_one_bad_job_fails_alone(rig: Rig) -> None:
     rig.sizes[10**6] = 256
     completion = rig.run(good, rig.dispatch("increment", (10**6,)), good, rig.read(y))
     error = error_of(completion, 1)
-    assert isinstance(error, NotFoundError) and error.message == "Buffer 1000000 was never created or is gone"
+    assert isinstance(error, NotFoundError) and error.message == "buffer 1000000 was never created or is gone"
     assert completion.results == {3: [ints(*[2] * N)]}
 
 

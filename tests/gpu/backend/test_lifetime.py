@@ -71,7 +71,7 @@ def test_a_released_buffer_is_not_found_by_any_row(rig: Rig) -> None:
     completion = rig.run(*rows)
     assert set(completion.errors) == set(range(len(rows)))
     for error in completion.errors.values():
-        assert isinstance(error, NotFoundError) and f"Buffer {x} was never created or is gone" in error.message
+        assert isinstance(error, NotFoundError) and f"buffer {x} was never created or is gone" in error.message
 
 
 def test_ids_that_do_not_exist_are_ignored_by_release(rig: Rig) -> None:
@@ -144,7 +144,7 @@ def test_rule_08_out_of_device_memory_is_the_rows_own_error(open_rig: Callable[.
         completion = rig.run(row, rig.read(kept))
     error = error_of(completion, 0)
     assert isinstance(error, OutOfDeviceMemoryError)
-    for word in ("No device memory for ", "used", "left", "largest free block"):
+    for word in ("no device memory for ", "used", "left", "largest free block"):
         assert word in error.message
     assert completion.results[1] == [ints(5)]
     assert rig.run(row).errors == {}, "the next request works"
