@@ -171,4 +171,4 @@ def _plain(value: object) -> None:
         for part in value:
             _plain(part)
     else:
-        assert type(value) in (str, int, bool, float)
+        assert value is None or type(value) in (str, int, bool, float)

@@ -24,6 +24,7 @@ def test_work_group_size_by_constants():
     assert found["local_size"] == [8, 4, 1]
     assert found["needs"]["local_size_spec"] is True
     assert [s["default"] for s in found["specialization"] if s["id"] == 10] == [1]
+    assert found["local_size_ids"] == [10, 11, None]
 
 
 def test_work_group_size_by_execution_mode_id():
@@ -34,12 +35,20 @@ def test_work_group_size_by_execution_mode_id():
     found = kernel_of(name, run.spec)
     assert found["local_size"] != kernel_of(name)["local_size"]
     assert found["local_size"][0] in run.spec.values()
+    assert found["local_size_ids"] == [42, None, None]
 
 
 def test_operations_are_worked_out_again():
     """The size is an operation on one constant, the other is a factor within the module."""
     assert kernel_of("asm_specop_localsize")["local_size"] == [2, 3, 1]
-    assert kernel_of("asm_specop_localsize", {1: 4, 2: 8})["local_size"] == [4, 4, 1]
+    found = kernel_of("asm_specop_localsize", {1: 4, 2: 8})
+    assert found["local_size"] == [4, 4, 1]
+    assert "local_size_ids" not in found, "y is worked out from a constant: whoever asks has to be told so"
+
+
+def test_a_fixed_work_group_size_depends_on_no_constant():
+    found = kernel_of("glsl_axpy_O")
+    assert (found["local_size"], found["local_size_ids"]) == ([64, 1, 1], [None] * 3)
 
 
 def test_shared_memory_follows():

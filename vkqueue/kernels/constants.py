@@ -7,7 +7,7 @@ an operation that is undefined (a division by zero), has no value here; whoever 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from vkqueue.errors import InvalidError
@@ -76,6 +76,19 @@ class Constants:
         if self._module.op(id) in (Op.CONSTANT_COMPOSITE, Op.SPEC_CONSTANT_COMPOSITE):
             return list(self._module.words[at + 3 : at + (self._module.words[at] >> 16)])
         return []
+
+    def plain(self, ids: Iterable[int]) -> list[int | None] | None:
+        """For each constant, the specialization id that it is the value of, None where it is fixed; None altogether if
+        one of them is worked out from others."""
+        plain: list[int | None] = []
+        for id in ids:
+            spec_id = None
+            if id in self.varying:
+                if self._module.op(id) != Op.SPEC_CONSTANT:
+                    return None
+                spec_id = self._module.decoration(id, Decoration.SPEC_ID)
+            plain.append(spec_id)
+        return plain
 
     def _type(self, id: int) -> Type:
         return self._module.types[self._module.type_of[id]]

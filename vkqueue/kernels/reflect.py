@@ -107,7 +107,7 @@ class _Reflector:
 
     def kernel(self, entry: EntryPoint) -> dict[str, Any]:
         use = self._access.of(entry.function)
-        local_size, varies = self._local_size(entry)
+        local_size, parts, varies = self._local_size(entry)
         needs: dict[str, Any] = {
             "shared_bytes": 0,
             "shared_spec": False,
@@ -128,6 +128,9 @@ class _Reflector:
             "capabilities": self.capabilities,
             "needs": needs,
         }
+        sizes = self._constants.plain(parts)
+        if sizes is not None:
+            kernel["local_size_ids"] = sizes
         found: dict[tuple[int, int], dict[str, Any]] = {}
         for id in sorted(use.variables):
             variable = self._module.variables[id]
@@ -157,15 +160,19 @@ class _Reflector:
 
     # Work-group size
 
-    def _local_size(self, entry: EntryPoint) -> tuple[list[int], bool]:
-        """The size, and whether a specialization can change it."""
+    def _local_size(self, entry: EntryPoint) -> tuple[list[int], list[int], bool]:
+        """The size, the constants that it is written with (0 for a literal), and whether a specialization can change
+        it."""
         constants = self._constants
+        parts = [0] * 3
         if self._built_in_size is not None:
             size = constants.integers(self._built_in_size)
             varies = self._built_in_size in constants.varying
+            parts = constants.parts(self._built_in_size) or [self._built_in_size] * 3
         elif entry.local_size_ids is not None:
             size = [constants.integer(id) for id in entry.local_size_ids]
             varies = not constants.varying.isdisjoint(entry.local_size_ids)
+            parts = list(entry.local_size_ids)
         elif entry.local_size is not None:
             size, varies = list(entry.local_size), False
         else:
@@ -181,7 +188,7 @@ class _Reflector:
                 "are expected" + (", see its specialization constants" if varies else ""),
                 {"entry": entry.name[:80]},
             )
-        return known, varies
+        return known, parts, varies
 
     # Blocks
 
