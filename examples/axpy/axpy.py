@@ -39,7 +39,7 @@ def uniform_block(axpy: vkqueue.Kernel, x: Vector, y: Vector) -> Any:
 
 def opencl(axpy: vkqueue.Kernel, x: Vector, y: Vector) -> Any:
     """clspv leaves no names, so scalars go by place; and the work group is specialization constants 0, 1, 2."""
-    return axpy(x, y, scalars=[len(x), K], specialization={0: 64}, grid=-(-len(x) // 64))
+    return axpy(x, y, scalars=[len(x), K], specialization={0: 64}, elements=len(x))
 
 
 def naga(axpy: vkqueue.Kernel, x: Vector, y: Vector) -> Any:
