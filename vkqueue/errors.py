@@ -167,7 +167,7 @@ def from_wire(wire: Mapping[str, Any]) -> VkqueueError:
 def brief(value: object) -> str:
     """A value for an error message: short whatever its size (a bin is named by its length, not printed)."""
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return f"a bin of {len(value)} bytes"
+        return f"a bin of {memoryview(value).nbytes} bytes"
     if isinstance(value, str):
         return repr(value) if len(value) <= 60 else f"a string of {len(value)} characters"
     if isinstance(value, (list, tuple)):
@@ -176,4 +176,6 @@ def brief(value: object) -> str:
         return "[" + ", ".join(map(brief, value)) + "]"
     if isinstance(value, dict):
         return f"a map of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to print those of over 4,300 digits
     return repr(value) if isinstance(value, (int, float, bool, type(None))) else f"a {type(value).__name__}"

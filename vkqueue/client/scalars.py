@@ -181,7 +181,7 @@ def _number(member: Scalar, value: object, label: str) -> Any:
     bits = int(member.type.lstrip("uint"))
     low, high = (0, 2**bits - 1) if member.type[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     if not low <= number <= high:
-        raise InvalidError(f"scalar {label} is {member.type}: {number} is outside {low} to {high}")
+        raise InvalidError(f"scalar {label} is {member.type}: {brief(number)} is outside {low} to {high}")
     return number
 
 
@@ -191,5 +191,5 @@ def _float(member: Scalar, value: object, label: str) -> int | float:
     try:
         struct.pack("<" + _FORMATS[member.type], value)
     except OverflowError:
-        raise InvalidError(f"scalar {label}: {value!r} overflows {member.type}") from None
+        raise InvalidError(f"scalar {label}: {brief(value)} overflows {member.type}") from None
     return value
