@@ -190,6 +190,6 @@ def _float(member: Scalar, value: object, label: str) -> int | float:
         raise InvalidError(f"scalar {label} is {member.type}: expected a number, got {brief(value)}")
     try:
         struct.pack("<" + _FORMATS[member.type], value)
-    except OverflowError:
+    except (OverflowError, struct.error):  # of an integer it is the latter
         raise InvalidError(f"scalar {label}: {brief(value)} overflows {member.type}") from None
     return value
