@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -102,6 +104,30 @@ def test_what_the_host_did_does_not_wait_for_the_device(rig: MakeRig):
     r.stop()
     # In the order of submission nevertheless: the fake checks it too.
     assert r.calls("retire") == [("retire", 1), ("retire", 2)]
+
+
+def test_rule_9_what_the_host_did_does_not_keep_its_bytes_for_a_batch_ahead(rig: MakeRig):
+    """Else a client could send gigabytes while something long runs."""
+
+    class Payload(bytearray):
+        pass
+
+    r = rig(by_hand())
+    r.thread.post(batch(1, create(1, 1, 4), flags=[DIRECT]))
+    final(r)
+    r.thread.post(batch(2, create(2, 2, 4)))
+    data = Payload(b"abcd")
+    there = weakref.ref(data)
+    r.thread.post(batch(3, write(3, 1, data), flags=[DIRECT]))
+    del data
+    final(r)
+    # The worker is past the third batch once it has taken another.
+    r.thread.post(batch(4, read(4, 1, 4), flags=[DIRECT]))
+    assert final(r).results == {0: [b"abcd"]}
+    gc.collect()
+    assert there() is None
+    r.fake.complete(2)
+    assert final(r).batch.serial == 2
 
 
 def test_a_release_behind_a_batch_in_flight_wakes_the_worker_when_it_ends(rig: MakeRig):

@@ -20,7 +20,7 @@ from typing import Literal
 
 from vkqueue.errors import DeviceLostError, ShuttingDownError, VkqueueError
 from vkqueue.gpu.backend import Backend, Submission
-from vkqueue.model import Batch, PipelineSpec, Release
+from vkqueue.model import Batch, Completion, PipelineSpec, Release
 from vkqueue.worker.bridge import Inbox, Latch
 from vkqueue.worker.compile import CompileThread
 from vkqueue.worker.events import DeviceLost, Failed, Opened, Stopped
@@ -214,6 +214,9 @@ class DeviceThread:
             if self._unretired == 1:  # nothing before it in flight: no order to keep
                 self._finished.append(submission)
                 return
+            # It waits for its turn to be retired, maybe for long; its rows' bytes are nobody's any more.
+            submission.batch = Batch(batch.serial, [], [], [])
+            submission.completion = Completion(submission.batch)
         elif self._glance_s and self._unretired == 1 and self._inbox.empty() and self._glance(backend, submission):
             self._finished.append(submission)
             return
