@@ -136,6 +136,7 @@ class LimitsConfig:
         max_device_pipelines: pipelines of one device, over all connections; the least recently used makes room.
         max_buffers, max_modules, max_pipelines: live objects; the least recently used pipeline makes room.
         max_graphs, max_graph_nodes: graphs, and nodes of one; their kernels count towards max_pipelines.
+        max_many_launches: launches of one `dispatch_many`, which counts as one job.
         max_memory_bytes: device memory of its buffers, with what its graphs take; 0 for half of the device's.
         max_module_bytes: one module, source text included.
         max_shared_buffers: memory that clients share (`buffer.share`); a process can have 65,530 mappings in all.
@@ -153,6 +154,7 @@ class LimitsConfig:
     max_pipelines: int = _setting(1_024, 1, 1_048_576)
     max_graphs: int = _setting(256, 1, 1_048_576)
     max_graph_nodes: int = _setting(1_024, 1, 1_048_576)
+    max_many_launches: int = _setting(65_536, 1, 1_048_576)
     max_device_pipelines: int = _setting(4_096, 1, 1_048_576)
     max_module_bytes: int = _setting(16 * MIB, KIB, 2 * GIB)
     max_shared_buffers: int = _setting(1_024, 0, 16_384)

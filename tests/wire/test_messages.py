@@ -40,6 +40,13 @@ FULL: dict[str, list[dict[str, Any]]] = {
         {"module": 1, "args": [], "scalars": {"n": 1}, "launch": [], "priority": 100},
         {"module": 1, "args": [], "scalars": b"", "launch": [1, 2, 3, 4, 5], "timing": False},
     ],
+    "dispatch_many": [
+        {"module": 1, "kernel": "main", "count": 2**32 - 1, "args": [1, {"handles": b""}, "left to the check"],
+         "scalars": {"packed": b""}, "grid": {"grids": b""}, "specialization": {"0": 64}, "priority": 1,
+         "deadline_ms": 1, "after": [0], "timing": True, "device": 0, "label": ""},
+        {"module": 1, "count": 1, "args": [], "scalars": {"columns": {"n": b""}}, "launch": [1]},
+        {"module": 1, "count": 1, "args": [], "scalars": b"", "grid": [1]},
+    ],
     "graph.create": [
         {"nodes": [{}], "inputs": {"x": 0}, "outputs": {"y": 4}, "temporaries": {"t": 2**63 - 1},
          "scalars": {"n": "left to the check of graphs"}, "device": 0, "as": 1},
@@ -56,7 +63,8 @@ REQUIRED = {
     "hello": ["protocol", "client"], "module.unload": ["module"], "module.inspect": ["module", "format"],
     "module.save": ["module", "format"], "buffer.write": ["buffer", "data"], "buffer.read": ["buffer"],
     "buffer.share": ["size"], "buffer.copy": ["source", "target"], "buffer.free": ["buffer"],
-    "dispatch": ["module", "args"], "cancel": ["msgid"], "graph.create": ["nodes"], "graph.launch": ["graph"],
+    "dispatch": ["module", "args"], "dispatch_many": ["module", "count", "args"], "cancel": ["msgid"],
+    "graph.create": ["nodes"], "graph.launch": ["graph"],
     "graph.free": ["graph"],
 }  # fmt: skip
 
@@ -92,7 +100,7 @@ def test_an_unknown_parameter_is_named(method: str) -> None:
     assert isinstance(error, InvalidError)
     assert method in error.message and '"gird"' in error.message
     assert all(name in error.message for name in METHODS[method].parameters)
-    assert ('did you mean "grid"?' in error.message) == (method == "dispatch")
+    assert ('did you mean "grid"?' in error.message) == (method in ("dispatch", "dispatch_many"))
 
 
 @pytest.mark.parametrize(("method", "name"), [(m, n) for m, names in REQUIRED.items() for n in names])

@@ -20,6 +20,7 @@ from vkqueue.errors import DeviceLostError, ShuttingDownError, UnsupportedError,
 from vkqueue.jobs.batcher import Batcher, Close, Wait
 from vkqueue.jobs.scheduler import Scheduler
 from vkqueue.jobs.stream import Stream
+from vkqueue.kernels.launches import Many
 from vkqueue.kernels.plan import Plan
 from vkqueue.kernels.requirements import unsupported
 from vkqueue.model import (
@@ -27,6 +28,7 @@ from vkqueue.model import (
     DISPATCH,
     FREE,
     GRAPH,
+    MANY,
     READ,
     ROW_MSGID,
     ROW_OP,
@@ -72,7 +74,8 @@ class Device:
         self.info: DeviceInfo | None = None
         self.kernels: dict[tuple[str, str, SpecKey], DeviceKernel] = {}
         self.sessions = 0
-        self.counters = {"jobs_completed": 0, "jobs_failed": 0, "batches": 0, "submits": 0, "pipelines_built": 0}
+        counted = ("jobs_completed", "jobs_failed", "launches", "batches", "submits", "pipelines_built")
+        self.counters = dict.fromkeys(counted, 0)
         self.failure: VkqueueError | None = None
         self.rebuilds = 0
         self.memory_bytes = 0
@@ -288,7 +291,8 @@ class Device:
         scheduler = self.scheduler
         while scheduler.ready:
             now = time.monotonic_ns()
-            decision = self.batcher.decide(scheduler.ready, scheduler.oldest_ns, len(self._in_flight), now)
+            queued = scheduler.ready + scheduler.launches
+            decision = self.batcher.decide(queued, scheduler.oldest_ns, len(self._in_flight), now)
             if type(decision) is Close:
                 self._post(scheduler.take(decision.count, now), decision.reason, now)
             else:
@@ -410,6 +414,8 @@ class Device:
             self._frees_queued -= 1
             self._returned(session, row[ROW_PAYLOAD])
             return
+        if row[ROW_OP] == MANY:
+            row[ROW_PAYLOAD].job.over = True  # parts of it may be on the device
         self.counters["jobs_failed"] += 1
         if session is not None:
             self.service.job_failed(session, row, error)
@@ -465,6 +471,8 @@ class Device:
         self.counters["jobs_completed"] += len(rows) - failed
 
     def _answer_plain(self, of: int | None, msgids: list[int], op: Any) -> None:
+        if op == DISPATCH:
+            self.counters["launches"] += len(msgids)
         session = self.service.sessions.get(of) if of is not None else None
         if session is None:
             return
@@ -476,6 +484,11 @@ class Device:
         self._touched[session.id] = session
 
     def _answer_special(self, row: Row, completion: Completion, i: int) -> None:
+        if row[ROW_OP] == MANY:
+            if not self._concludes(row, completion, i):
+                return
+        elif row[ROW_OP] == DISPATCH and i not in completion.errors:
+            self.counters["launches"] += 1
         session = self.service.sessions.get(row[ROW_SESSION])
         if session is None:
             return
@@ -488,6 +501,22 @@ class Device:
         self._answer_row(session, row, completion, i)
         self._touched[session.id] = session
 
+    def _concludes(self, row: Row, completion: Completion, i: int) -> bool:
+        """Of a part of many launches: whether the request is answered by it: it is the last, or the first to fail."""
+        many: Many = row[ROW_PAYLOAD]
+        job, failed = many.job, i in completion.errors
+        if not failed:
+            self.counters["launches"] += many.count
+            job.submitted_ns = job.submitted_ns or completion.submitted_ns
+            job.device_us += completion.device_us.get(i, 0)
+        if job.over or not (failed or many.last):
+            self.counters["jobs_failed" if failed else "jobs_completed"] -= 1  # it is counted with its batch's rows
+            return False
+        job.over = True
+        if failed:
+            self.scheduler.drop_rest(row[ROW_SESSION], row[ROW_MSGID])
+        return True
+
     def _answer_row(self, session: Session, row: Row, completion: Completion, i: int) -> None:
         """An answer with something in it."""
         op, msgid = row[ROW_OP], row[ROW_MSGID]
@@ -499,18 +528,30 @@ class Device:
             outputs: Any = completion.results.get(i, [])
             if op == GRAPH:
                 outputs = dict(zip(row[ROW_TARGET].results, outputs, strict=True))
-            answer: dict[str, Any] = {"outputs": outputs}
-            if row[ROW_OPTIONS] is not None and row[ROW_OPTIONS].timing:
-                started, submitted, finished = row[ROW_STAMP], completion.submitted_ns, completion.finished_ns
-                answer["timing"] = {
-                    "queued_us": max((submitted - started) // 1000, 0),
-                    "device_us": completion.device_us.get(i),
-                    "total_us": max((finished - started) // 1000, 0),
-                }
-                answer["device"] = self.index
-            session.conn.respond(msgid, answer)
+            times = self._times(row, completion, completion.submitted_ns, completion.device_us.get(i))
+            session.conn.respond(msgid, {"outputs": outputs, **times})
+        elif op == MANY:
+            job = row[ROW_PAYLOAD].job
+            device_us = job.device_us if i in completion.device_us else None
+            session.conn.respond(
+                msgid, {"count": job.total, **self._times(row, completion, job.submitted_ns, device_us)}
+            )
         else:
             session.conn.respond_packed(msgid, _EMPTY)
+
+    def _times(self, row: Row, completion: Completion, submitted: int, device_us: int | None) -> dict[str, Any]:
+        """What an answer has more where times were asked for."""
+        if row[ROW_OPTIONS] is None or not row[ROW_OPTIONS].timing:
+            return {}
+        started = row[ROW_STAMP]
+        return {
+            "timing": {
+                "queued_us": max((submitted - started) // 1000, 0),
+                "device_us": device_us,
+                "total_us": max((completion.finished_ns - started) // 1000, 0),
+            },
+            "device": self.index,
+        }
 
     def stats(self) -> dict[str, Any]:
         """This device's part of the `stats` answer."""

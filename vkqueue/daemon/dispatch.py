@@ -13,7 +13,7 @@ from vkqueue.daemon.modules import specialization
 from vkqueue.daemon.session import Buffer, Module, Session, SessionKernel, row_bytes
 from vkqueue.errors import DependencyError, InvalidError, NotFoundError, OverloadedError, VkqueueError, brief
 from vkqueue.kernels.plan import check_reply
-from vkqueue.model import DISPATCH, Options, Row, Token
+from vkqueue.model import DISPATCH, ROW_OPTIONS, ROW_STAMP, Options, Row, Token
 from vkqueue.wire.messages import check
 from vkqueue.wire.repeats import Launch
 
@@ -123,7 +123,7 @@ class Dispatcher:
         if module.code is None:
             raise Deferred
         name = self._kernel_name(module, p.get("kernel"))
-        device = self._device(session, p)
+        device = self.device_of(session, p)
         cached = self._session_kernel(session, module, name, p.get("specialization"), device)
         kernel = cached.kernel
         if session.open_jobs >= self._max_jobs or self._service.full:
@@ -136,8 +136,12 @@ class Dispatcher:
         if plan.uniform is not None:
             constants = b""  # they are in the payload
         row = (session.id, msgid, DISPATCH, token, kernel.pipeline, constants, grid, payload, now, options)
-        kernel.last_used = max(kernel.last_used, now)
-        outstanding = options.after if options is not None else ()
+        self.submit(session, device, kernel, row)
+
+    def submit(self, session: Session, device: Device, kernel: DeviceKernel, row: Row) -> None:
+        """Queue a row of this kernel's that has been checked, behind its pipeline if that is not there."""
+        kernel.last_used = max(kernel.last_used, row[ROW_STAMP])
+        outstanding = row[ROW_OPTIONS].after if row[ROW_OPTIONS] is not None else ()
         if kernel.ready:
             device.submit(row, None, outstanding)
         else:
@@ -218,7 +222,7 @@ class Dispatcher:
             raise NotFoundError(f"kernel: module {module.handle} has no kernel {brief(name)}; it has {have}")
         return name
 
-    def _device(self, session: Session, p: dict[str, Any]) -> Device:
+    def device_of(self, session: Session, p: dict[str, Any]) -> Device:
         """Where the job runs: where its buffers are, else `device`, else the connection's device."""
         wanted = self._service.device(p["device"]) if "device" in p else None
         device, first = wanted, None

@@ -77,6 +77,7 @@ class Requests:
             "buffer.write": self.buffer_write,
             "buffer.read": self.buffer_read,
             "buffer.free": self.buffer_free,
+            "dispatch_many": service.many.dispatch,
             "graph.create": service.graphs.create,
             "graph.free": service.graphs.free,
         }
@@ -106,6 +107,7 @@ class Requests:
                     "max_buffers": self._limits.max_buffers,
                     "max_memory_bytes": service.max_memory_bytes(session),
                     "max_queued_jobs": self._limits.max_queued_jobs,
+                    "max_many_launches": self._limits.max_many_launches,
                 },
             },
         )

@@ -20,6 +20,7 @@ from vkqueue.daemon.device import Device
 from vkqueue.daemon.dispatch import Deferred, Dispatcher, dependency_error
 from vkqueue.daemon.graph import Graph
 from vkqueue.daemon.graph_requests import GraphRequests
+from vkqueue.daemon.many import ManyRequests
 from vkqueue.daemon.modules import Helper, ModuleTable
 from vkqueue.daemon.requests import CONTROL, CREATING, Requests
 from vkqueue.daemon.session import Buffer, Deferral, Module, Peer, Session, row_bytes
@@ -81,6 +82,7 @@ class Service:
         self.devices = [Device(self, index, start) for index, start in enumerate(start_threads)]
         self.dispatcher = Dispatcher(self)
         self.graphs = GraphRequests(self)
+        self.many = ManyRequests(self)
         self.requests = Requests(self)
         self.draining = False
         self.fatal: VkqueueError | None = None
@@ -332,7 +334,7 @@ class Service:
         session.deferred.append(entry)
         self._count_deferred(session, entry.size)
         deadline = params.get("deadline_ms")
-        if method in ("dispatch", "graph.launch") and type(deadline) is int and deadline > 0:
+        if method in ("dispatch", "dispatch_many", "graph.launch") and type(deadline) is int and deadline > 0:
             left = deadline / 1e3 - (time.monotonic_ns() - now) / 1e9
             entry.timer = asyncio.get_running_loop().call_later(max(left, 0), self._expire_deferred, session, entry)
 
@@ -605,6 +607,7 @@ class Service:
                 "jobs_queued",
                 "jobs_completed",
                 "jobs_failed",
+                "launches",
                 "batches",
                 "submits",
             )  # fmt: skip

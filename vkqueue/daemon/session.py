@@ -16,6 +16,7 @@ from vkqueue.model import (
     CREATE,
     DISPATCH,
     GRAPH,
+    MANY,
     READ,
     ROW_OP,
     ROW_OPTIONS,
@@ -64,6 +65,8 @@ def row_bytes(row: Row) -> int:
         held += sum(end - first for _, first, end in row[ROW_TOKEN].reads)
     elif op in (DISPATCH, GRAPH):
         held += sum(value if kind == "out" else len(value) for kind, value in payload or ())
+    elif op == MANY:
+        held += payload.job.nbytes
     elif op == CREATE:
         held += len(payload[1] or b"")
     elif payload is not None:

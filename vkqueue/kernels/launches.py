@@ -38,15 +38,17 @@ class ManyJob:
         total: its launches.
         nbytes: that the daemon holds for it.
         over: it has been answered, though parts of it may still be on the device.
+        submitted_ns, device_us: of the parts that are done: when the first was submitted, and their time on the device.
         resolved: what the backend worked out for all parts; its own business.
     """
 
-    __slots__ = ("nbytes", "over", "resolved", "total")
+    __slots__ = ("device_us", "nbytes", "over", "resolved", "submitted_ns", "total")
 
     def __init__(self, total: int, nbytes: int) -> None:
         self.total = total
         self.nbytes = nbytes
         self.over = False
+        self.submitted_ns = self.device_us = 0
         self.resolved: Any = None
 
 

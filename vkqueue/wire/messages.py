@@ -163,6 +163,26 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             required=("module", "args"),
             forms=(("grid",), ("launch",)),
         ),
+        "dispatch_many": Method(
+            {
+                "module": HANDLE,
+                "kernel": STRING,
+                "count": _integer(1, U32_MAX),
+                "args": Kind("a list with one entry for each binding", (list,)),
+                "scalars": Kind("a list, a map or a bin", (list, dict, bytes, memoryview, bytearray)),
+                "grid": Kind("a list of one to three integers, or a map", (list, dict)),
+                "launch": Kind("a list of integers", (list,), element=U32),
+                "specialization": Kind("a map of constant to value", (dict,), element=NUMBER),
+                "priority": _integer(-PRIORITY_MAX, PRIORITY_MAX),
+                "deadline_ms": _integer(1, I64_MAX),
+                "after": Kind("a list of msgids", (list,), element=MSGID),
+                "timing": BOOLEAN,
+                "device": DEVICE,
+                "label": STRING,
+            },
+            required=("module", "count", "args"),
+            forms=(("grid",), ("launch",)),
+        ),
         "graph.create": Method(
             {
                 "nodes": Kind("a list of nodes (maps)", (list,), element=Kind("a map", (dict,))),
