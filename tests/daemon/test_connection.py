@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -215,6 +217,29 @@ async def test_a_client_that_dies_in_the_middle(connect: Callable[..., Ends]) ->
         await ends.closed.wait()
     assert not queueing.service.jobs
     await other.client.call("ping")
+
+
+async def test_what_was_received_goes_with_the_connection() -> None:
+    """Without the garbage collector, which counts objects and not bytes: half an upload may be 64 MiB."""
+    service, hang_ups = EchoService(), HangUps()
+    gc.disable()
+    try:
+        ends = Ends(service, hang_ups)
+        await ends.client.hello()
+        ends.client.request("buffer.write", buffer=1, data=BLOCK[: 8 * MIB])
+        await asyncio.get_running_loop().sock_sendall(
+            ends.client.socket, b"".join(ends.client.conn.data_to_send())[: 3 * MIB]
+        )
+        received = weakref.ref(ends.connection._conn)
+        ends.client.close()
+        await ends.closed.wait()
+        service.closed.clear()
+        del ends.connection  # which calls `ends` back
+        await asyncio.sleep(0)
+        assert received() is None
+    finally:
+        gc.enable()
+        hang_ups.close()
 
 
 async def test_a_protocol_fault_is_told_before_the_end(connect: Callable[..., Ends]) -> None:

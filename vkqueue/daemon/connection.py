@@ -73,6 +73,10 @@ class ClientService(Protocol):
         """The client is gone."""
 
 
+def _nothing() -> None:
+    pass
+
+
 def error_notice(error: VkqueueError) -> bytes:
     """The notification that tells a client why its connection ends."""
     return pack([NOTIFICATION, "error", [error.to_wire()]])
@@ -204,6 +208,10 @@ class Connection:
         self._session.close_files()
         self._tell_drained()
         self._service.close_session(self._session)
+        # The session knows the connection no more: no ring of references keeps what was received until the garbage
+        # collector comes, which counts objects and not their megabytes.
+        self._session.wake = self._session.flush = _nothing
+        self._session.resume = None
         self._on_closed(self)
 
     # Towards the service

@@ -11,6 +11,7 @@ import sys
 from array import array
 from collections import deque
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from vkqueue.errors import InternalError, InvalidError, ProtocolError, TooLargeError, VkqueueError
@@ -81,7 +82,7 @@ class ServerConnection(Connection):
     """
 
     def __init__(self, limits: Limits) -> None:
-        super().__init__(limits, Repeats(self._needs_no_check))
+        super().__init__(limits, Repeats(partial(_needs_no_check, limits.max_depth)))
         self.pending: set[int] = set()
         self.refused: deque[int] = deque(maxlen=_MAX_REFUSED)
         self.files: deque[int] = deque()
@@ -261,13 +262,6 @@ class ServerConnection(Connection):
             elif not self._take_one(message):
                 return
 
-    def _needs_no_check(self, message: Any) -> bool:
-        """Whether a request is right by itself: all but its msgid, and whether the connection is ready."""
-        if _shape_fault(message) or structure_fault(message, self._limits.max_depth):
-            return False
-        params = message[3]
-        return type(params) is list and len(params) == 1 and type(params[0]) is dict
-
     def _take_each(self, messages: list[Any]) -> None:
         """Before the connection is ready, or while descriptors wait for their request."""
         for index, message in enumerate(messages):
@@ -322,6 +316,14 @@ class ServerConnection(Connection):
         if text is None and message[0] == REQUEST and message[1] in self.pending:
             text = f"the msgid {message[1]} is still in use: a request with it has not been answered"
         return None if text is None else ProtocolError(text)
+
+
+def _needs_no_check(max_depth: int, message: Any) -> bool:
+    """Whether a request is right by itself: all but its msgid, and whether the connection is ready."""
+    if _shape_fault(message) or structure_fault(message, max_depth):
+        return False
+    params = message[3]
+    return type(params) is list and len(params) == 1 and type(params[0]) is dict
 
 
 def _is_flat(params: dict[str, Any]) -> bool:
