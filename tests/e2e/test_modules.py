@@ -29,7 +29,8 @@ def test_load_answers_with_the_reflection_of_each_kernel(any_client: RawClient) 
     expected = {
         "local_size": [64, 1, 1],
         "bindings": [
-            {"set": 0, "binding": 0, "kind": "storage", "access": "read", "name": "", "count": 1, "stride": 4, "size": 0},
+            {"set": 0, "binding": 0, "kind": "storage", "access": "read", "name": "", "count": 1, "stride": 4,
+             "size": 0},
             {"set": 0, "binding": 1, "kind": "storage", "access": "read_write", "name": "", "count": 1, "stride": 4,
              "size": 0},
         ],
