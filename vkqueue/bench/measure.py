@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from vkqueue.bench import child
+from vkqueue.bench import child, sweep
 from vkqueue.bench.limit import Limit
 from vkqueue.client.sync import Client, connect
 from vkqueue.errors import InternalError
@@ -121,6 +121,7 @@ class Bench:
 
     def run(self, *, repeats: int, seconds: float, clients: tuple[int, ...]) -> dict[str, Any]:
         """Everything, `repeats` times over; the report."""
+        before = self._closed()
         for repeat in range(repeats):
             self._say(f"repeat {repeat + 1} of {repeats}")
             self.latency(_ROUND_TRIPS)
@@ -128,7 +129,32 @@ class Bench:
                 for count in clients:
                     self.pipelined(kind, count, seconds)
             self.payload(4 * _MIB, 16)
-        return self.report(clients)
+        closed = {reason: count - before[reason] for reason, count in self._closed().items()}
+        return {**self.report(clients), "batches_closed": closed}
+
+    def sweep(self, *, seconds: float, clients: tuple[int, ...], plot: Path | None) -> list[dict[str, float]]:
+        """Throughput and latency over depth and connections; `plot`: a PNG to draw them to.
+
+        Raises:
+            UnsupportedError: there is to be a plot, and matplotlib is not installed.
+        """
+        points = sweep.sweep(self._load, clients=clients, seconds=seconds)
+        if plot is not None:
+            limits: dict[str, float] = {}
+            if self._limit is not None:
+                us = self._limit.run(self._uuid, jobs=256, batches=_C_BATCHES, barrier=False, in_flight=3)
+                limits["jobs_per_s"] = 1e6 / us
+                limits["round_trip_us"] = self._limit.run(
+                    self._uuid, jobs=1, batches=_ROUND_TRIPS, barrier=False, in_flight=1
+                )
+            name = self._client.devices()[self._device].name
+            sweep.plot(points, limits, f"vkqueue on {name}: axpy of 64 threads, independent launches", plot)
+        return points
+
+    def _closed(self) -> dict[str, int]:
+        """Batches that the device's queue closed so far, by reason."""
+        closed: dict[str, int] = self._client.stats()["devices"][self._device]["closed"]
+        return closed
 
     def report(self, clients: tuple[int, ...]) -> dict[str, Any]:
         """Medians of the samples, and their ratios to the C limit (payloads: to the socket), by the same names."""

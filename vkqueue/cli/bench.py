@@ -66,6 +66,20 @@ def show(report: dict[str, Any], console: Console) -> None:
         soft_wrap=True,
     )
     console.print(_per_job(report))
+    closed = ", ".join(f"{reason} {count:,}" for reason, count in report["batches_closed"].items() if count)
+    console.print(f"Batches closed because: {closed}", soft_wrap=True)
+    if "sweep" in report:
+        console.print(_swept(report["sweep"]))
+
+
+def _swept(points: list[dict[str, float]]) -> Table:
+    table = Table(title="Over depth and clients", title_justify="left")
+    for heading in ("clients", "depth", "jobs/s", "latency µs", "jobs/batch"):
+        table.add_column(heading, justify="right")
+    for point in points:
+        cells = (point["clients"], point["depth"], point["jobs_per_s"], point["latency_us"])
+        table.add_row(*(f"{cell:,.0f}" for cell in cells), f"{point['jobs_per_batch']:,.1f}")
+    return table
 
 
 def _clients(count: int) -> str:
@@ -98,9 +112,18 @@ def _per_job(report: dict[str, Any]) -> Table:
 @click.option("--clients", default="1,4,16", show_default=True, callback=_counts, help="Numbers of connections.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Medians are of so many.")
 @click.option("--seconds", type=click.FloatRange(0.05), default=1.0, show_default=True, help="Of each pipelined run.")
+@click.option("--sweep", is_flag=True, help="Measure throughput and latency over depth and clients too.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw the sweep to this PNG (needs matplotlib).")
 @click.option("--json", "as_json", is_flag=True, help="Print medians, ratios and all samples as JSON.")
 def command(
-    socket: str | None, device: int, clients: tuple[int, ...], repeats: int, seconds: float, as_json: bool
+    socket: str | None,
+    device: int,
+    clients: tuple[int, ...],
+    repeats: int,
+    seconds: float,
+    sweep: bool,
+    plot: str | None,
+    as_json: bool,
 ) -> None:
     """Measure a daemon (its own, unless --socket names one): the round trip of one small launch, launches per second
     with windows kept full by 1, 4 and 16 clients, jobs per batch, submits and CPU time per job, and the speed of
@@ -120,6 +143,9 @@ def command(
         bench = Bench(host.path, host.pid, spirv, limit, device, lambda text: console.print(text, style="dim"))
         try:
             measured = bench.run(repeats=repeats, seconds=seconds, clients=clients)
+            if sweep or plot:
+                path = Path(plot) if plot else None
+                measured["sweep"] = bench.sweep(seconds=seconds, clients=clients, plot=path)
         finally:
             bench.close()
     report = {**measured, "repeats": repeats, "no_c_limit": why}
