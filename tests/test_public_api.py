@@ -15,14 +15,15 @@ from vkqueue.errors import BY_CODE
 
 PUBLIC = [
     "Binding", "Client", "CompileError", "ConnectionLostError", "DeniedError", "DependencyError", "Device",
-    "DeviceArray", "DeviceLostError", "Future", "InternalError", "InvalidError", "JobCancelledError",
+    "DeviceArray", "DeviceLostError", "Future", "Graph", "InternalError", "InvalidError", "JobCancelledError",
     "JobExpiredError", "JobTimeoutError", "Kernel", "Limits", "Module", "NotFoundError", "Out",
     "OutOfDeviceMemoryError", "OverloadedError", "ProtocolError", "QuotaError", "Saved", "Scalar",
     "ShuttingDownError", "Signature", "SpecConstant", "Timed", "Timing", "TooLargeError", "UnknownMethodError",
     "UnsupportedError", "VkqueueError", "__version__", "connect", "out",
 ]  # fmt: skip
 
-PUBLIC_AIO = ["AsyncClient", "AsyncDeviceArray", "AsyncFuture", "AsyncKernel", "AsyncModule", "connect"]
+PUBLIC_AIO = ["AsyncClient", "AsyncDeviceArray", "AsyncFuture", "AsyncGraph",
+    "AsyncKernel", "AsyncModule", "connect"]
 
 
 def members(cls: type) -> set[str]:
@@ -48,6 +49,7 @@ def test_both_clients_offer_the_same() -> None:
     assert members(vkqueue.aio.AsyncClient) <= members(vkqueue.Client)
     assert members(vkqueue.Module) == members(vkqueue.aio.AsyncModule)
     assert members(vkqueue.Kernel) == members(vkqueue.aio.AsyncKernel)
+    assert members(vkqueue.Graph) == members(vkqueue.aio.AsyncGraph)
     assert members(vkqueue.DeviceArray) == members(vkqueue.aio.AsyncDeviceArray)
     # An asyncio future is awaited.
     assert members(vkqueue.Future) - members(vkqueue.aio.AsyncFuture) == {"result"}

@@ -43,11 +43,13 @@ if TYPE_CHECKING:
     from vkqueue.client.module import Saved
     from vkqueue.client.signature import Binding, Scalar, Signature, SpecConstant
     from vkqueue.client.sync import Client, DeviceArray, Kernel, Module, connect
+    from vkqueue.client.sync_graph import Graph
     from vkqueue.version import __version__
 
 __all__ = [
     # Connections and what they give.
-    "connect", "Client", "Module", "Kernel", "DeviceArray", "Future", "Device", "Limits", "Saved",
+    "connect", "Client", "Module", "Kernel", "Graph",
+    "DeviceArray", "Future", "Device", "Limits", "Saved",
     # Arguments and results.
     "out", "Out", "Timed", "Timing",
     # Reflection.
@@ -75,6 +77,7 @@ _HOMES = {
     "SpecConstant": "vkqueue.client.signature",
     "Client": "vkqueue.client.sync",
     "DeviceArray": "vkqueue.client.sync",
+    "Graph": "vkqueue.client.sync_graph",
     "Kernel": "vkqueue.client.sync",
     "Module": "vkqueue.client.sync",
     "connect": "vkqueue.client.sync",

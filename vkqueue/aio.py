@@ -8,6 +8,8 @@
 """
 
 from vkqueue.client.aio import AsyncClient, AsyncDeviceArray, AsyncKernel, AsyncModule, connect
+from vkqueue.client.aio_graph import AsyncGraph
 from vkqueue.client.aio_link import AsyncFuture
 
-__all__ = ["connect", "AsyncClient", "AsyncModule", "AsyncKernel", "AsyncDeviceArray", "AsyncFuture"]
+__all__ = ["connect", "AsyncClient", "AsyncModule", "AsyncKernel", "AsyncGraph",
+    "AsyncDeviceArray", "AsyncFuture"]

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from client.fake_graphs import GraphSession
 from client.fake_kernels import KERNELS, read_scalars
 
 from vkqueue.errors import (
@@ -33,9 +34,9 @@ from vkqueue.wire.framing import Limits
 from vkqueue.wire.messages import check
 from vkqueue.wire.session import ServerConnection
 
-JOBS = frozenset({"dispatch", "buffer.create", "buffer.write", "buffer.read"})
+JOBS = frozenset({"dispatch", "graph.create", "graph.launch", "buffer.create", "buffer.write", "buffer.read"})
 
-FREES = frozenset({"buffer.free", "module.unload"})
+FREES = frozenset({"buffer.free", "module.unload", "graph.free"})
 """They stay behind the work that was sent before, so that it still finds what it names."""
 
 DEVICE = {
@@ -45,10 +46,11 @@ DEVICE = {
 }  # fmt: skip
 
 
-class Session:
+class Session(GraphSession):
     """One connection's state."""
 
     def __init__(self, sock: socket.socket, daemon: FakeDaemon, number: int) -> None:
+        super().__init__()
         self.sock = sock
         self.daemon = daemon
         self.number = number

@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vkqueue.client import address
+from vkqueue.client.aio_graph import AsyncGraph
 from vkqueue.client.aio_link import AsyncFuture, AsyncLink
 from vkqueue.client.array import Array, BaseDeviceArray, Handle, Shape, as_shape, host_array, numpy_dtype
 from vkqueue.client.call import Call
 from vkqueue.client.core import Core
+from vkqueue.client.graph import active
 from vkqueue.client.info import Device, Hello, Limits
 from vkqueue.client.launch import LaunchPlan
 from vkqueue.client.module import BaseKernel, BaseModule, Saved, Source, load_params, source_params
@@ -108,6 +110,9 @@ class AsyncKernel(BaseKernel):
             InvalidError: an argument is wrong.
         """
         client = self._client
+        if client.core.recordings and (recording := active(client.core)) is not None:
+            recording.call(self._plan, args, keywords)
+            return client._nothing()  # type: ignore[no-any-return]
         packed = self._plan.packed(args, keywords)
         if packed is not None:
             future: AsyncFuture[Any] = client.link.start(client.core.dispatch, packed, args)
@@ -149,6 +154,12 @@ class AsyncClient:
 
     def _new_call(self, decode: Callable[[Any], Any] | None, uses: Any) -> AsyncFuture[Any]:
         return AsyncFuture(self, decode, uses)
+
+    def _nothing(self) -> AsyncFuture[Any]:
+        """A call that is done: one that was recorded."""
+        call = self._new_call(None, ())
+        call.answered(None, None)
+        return call
 
     def _start(self, build: Callable[P, Call[T]], *args: P.args, **kwargs: P.kwargs) -> AsyncFuture[T]:
         """Start a call of the core's."""
@@ -268,6 +279,14 @@ class AsyncClient:
     async def empty(self, shape: Shape, dtype: npt.DTypeLike, *, device: int | None = None) -> AsyncDeviceArray:
         """As `zeros`: the daemon hands out no memory with another's data in it."""
         return await self.zeros(shape, dtype, device=device)
+
+    def graph(self) -> AsyncGraph:
+        """`async with gpu.graph() as g:` record calls of kernels; see `vkqueue.Client.graph`."""
+        return AsyncGraph(self, capture=False)
+
+    def capture(self) -> AsyncGraph:
+        """`async with gpu.capture() as g:` record ordinary calls; see `vkqueue.Client.capture`."""
+        return AsyncGraph(self, capture=True)
 
     def close(self) -> None:
         """Close the connection. Work that has not been submitted is dropped, and everything made by it is freed."""

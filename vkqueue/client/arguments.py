@@ -37,13 +37,13 @@ class HostEntry:
     """An entry whose bytes travel with the launch, or by a temporary buffer where they are too many.
 
     Attributes:
-        place, index: the list that its wire form stands in, and where.
+        place, index: the list or map that its wire form stands in, and where.
         kind: "in", "inout" or "out".
         data: what is sent; None for "out".
     """
 
-    place: list[Any]
-    index: int
+    place: Any
+    index: Any
     kind: str
     data: bytes | memoryview | None
     nbytes: int

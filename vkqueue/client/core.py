@@ -29,6 +29,7 @@ from vkqueue.wire.messages import PROTOCOL_VERSION
 
 _BUFFER = ("buffer.free", "buffer")
 _MODULE = ("module.unload", "module")
+_GRAPH = ("graph.free", "graph")
 
 _Request: TypeAlias = tuple[str, dict[str, Any], Callable[[Any], None] | None, tuple[Call[Any], ...]]
 """(method, params, what takes the result, what must have succeeded) of a call's part."""
@@ -42,11 +43,13 @@ class Core(Requests):
 
     Attributes:
         hello: what the daemon said at the start; None before.
+        recordings: how many graphs are being recorded, in all threads and tasks.
     """
 
     def __init__(self, new_call: Callable[[Callable[[Any], Any] | None, Iterable[Uses]], Call[Any]]) -> None:
         super().__init__(new_call)
         self.hello: Hello | None = None
+        self.recordings = 0
         self._next_handle = 1
         self._payload = 1
         self._rules = Rules(self)
@@ -100,6 +103,20 @@ class Core(Requests):
 
         call = self._new_call(take, ())
         self._start("module.load", {**params, "as": handle.id}, Creation(call, call, handle, []))
+        return call
+
+    def create_graph(
+        self,
+        params: dict[str, Any],
+        make: Callable[[Handle, int, dict[str, Any]], Any],
+        uses: Iterable[BaseDeviceArray],
+    ) -> Call[Any]:
+        """Create a graph over these arrays; `make` builds what the call gives from its handle, how many bytes of data
+        one message may carry, and the answer."""
+        self._begin()
+        handle = self._new_handle(0, _GRAPH)
+        call = self._new_call(lambda result: make(handle, self._payload, result), uses)
+        self._start("graph.create", {**params, "as": handle.id}, Creation(call, call, handle, []))
         return call
 
     def create(
@@ -167,7 +184,7 @@ class Core(Requests):
         if launch.spilled:
             self._launch_spilled(launch, call, answer, read)
         else:
-            self._start("dispatch", launch.params, call, launch.after)
+            self._start(launch.method, launch.params, call, launch.after)
         return call
 
     def _launch_spilled(
@@ -185,8 +202,8 @@ class Core(Requests):
             if entry.output is not None:
                 gather = read[_place(entry, launch.bound.hosts)] = Gather(entry.nbytes, self._payload)
                 behind += self._reads(id, 0, entry.nbytes, gather)
-        dispatch: _Request = ("dispatch", launch.params, answer.update, launch.after)
-        self._start_parts(call, [*before, dispatch, *behind])
+        itself: _Request = (launch.method, launch.params, answer.update, launch.after)
+        self._start_parts(call, [*before, itself, *behind])
         for id in freed:
             self._start("buffer.free", {"buffer": id}, self._new_call(None, ()))
 

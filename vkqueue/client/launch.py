@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ class Launch:
     """A launch ready to be sent.
 
     Attributes:
-        params: of `dispatch`.
+        params: of `dispatch`, or another `method`.
         bound: its arguments; `params["args"]` is `bound.args`.
         spilled: entries too large for one message: they go through temporary buffers.
         after: calls that must have succeeded.
@@ -59,6 +59,12 @@ class Launch:
     after: tuple[Call[Any], ...] = ()
     timing: bool = False
 
+    method = "dispatch"
+
+    def outputs(self, result: Mapping[str, Any]) -> Iterator[Any]:
+        """What came back, in the order of the entries in `bound.hosts` that it is for, but for those spilled."""
+        return iter(result["outputs"])
+
     def value(self, result: Mapping[str, Any], spilled: Mapping[int, Any]) -> Any:
         """What the call returns: None, an array, or a tuple of them in the order of the arguments.
 
@@ -66,7 +72,7 @@ class Launch:
             result: the daemon's answer.
             spilled: bytes read back, by place in `bound.hosts`.
         """
-        inline = iter(result["outputs"])
+        inline = self.outputs(result)
         arrays = [
             entry.output.collect(spilled[i] if i in spilled else next(inline))
             for i, entry in enumerate(self.bound.hosts)
@@ -152,7 +158,7 @@ class LaunchPlan:
         if fields:
             params["scalars"] = fields
         self._set_grid(params, options)
-        _set_options(launch, options)
+        set_options(launch, options)
         launch.spilled = spill(bound.hosts, self._max_bytes)
         if self._short and options.keys() <= {"grid", "elements"} and not launch.bound.hosts:
             self._remember(args, options, params)
@@ -286,7 +292,12 @@ def extents(value: object, what: str, most: int = 3) -> list[int]:
     return numbers
 
 
-def _set_options(launch: Launch, options: Mapping[str, Any]) -> None:
+def set_options(launch: Launch, options: Mapping[str, Any]) -> None:
+    """Put the rarer options of a call into its launch.
+
+    Raises:
+        InvalidError
+    """
     params = launch.params
     after = options.get("after")
     if after is not None:

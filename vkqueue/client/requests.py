@@ -15,6 +15,9 @@ from vkqueue.wire.session import ClientConnection
 _LIMITS = Limits(max_message_bytes=2**32, max_items=2**24, max_str_bytes=2**30)
 
 
+_LAUNCHES = ("dispatch", "graph.launch")
+
+
 class _Held(NamedTuple):
     """A request that has not been sent."""
 
@@ -106,16 +109,16 @@ class Requests:
         self._send(method, params, call, ())
         return call
 
-    def dispatch(self, packed: bytes, uses: Iterable[Uses]) -> Call[Any]:
-        """Start a launch whose parameters are packed already; its value is None."""
+    def dispatch(self, packed: bytes, uses: Iterable[Uses], method: str = "dispatch") -> Call[Any]:
+        """Start a launch (of a graph, if `method` says so) whose parameters are packed already; its value is None."""
         if self.lost is not None or self._graveyard:
             self._begin()
         call = self._new_call(None, uses)
         if self._held or len(self.calls) >= self._max_calls:
-            self._start("dispatch", packed, call)
+            self._start(method, packed, call)
         else:
             self.started += 1
-            call.msgid = msgid = self.session.request_packed("dispatch", packed)
+            call.msgid = msgid = self.session.request_packed(method, packed)
             self.calls[msgid] = call
         return call
 
@@ -210,7 +213,7 @@ class Requests:
             return
         self.calls[msgid] = target
         call = owner(target)
-        if method == "dispatch" or call.msgid is None:
+        if method in _LAUNCHES or call.msgid is None:
             call.msgid = msgid
 
     def _set_after(self, params: dict[str, Any], after: tuple[Call[Any], ...], target: Target) -> bool:

@@ -16,11 +16,13 @@ from vkqueue.client.array import Array, BaseDeviceArray, Handle, Shape, as_shape
 from vkqueue.client.call import Call
 from vkqueue.client.core import Core
 from vkqueue.client.future import Future
+from vkqueue.client.graph import active
 from vkqueue.client.info import Device, Hello, Limits
 from vkqueue.client.launch import LaunchPlan
 from vkqueue.client.link import Link
 from vkqueue.client.module import BaseKernel, BaseModule, Saved, Source, load_params, source_params
 from vkqueue.client.spawn import START_S, ensure_running
+from vkqueue.client.sync_graph import Graph
 from vkqueue.errors import ConnectionLostError, ShuttingDownError
 
 P = ParamSpec("P")
@@ -138,6 +140,9 @@ class Kernel(BaseKernel):
             InvalidError: an argument is wrong.
         """
         client = self._client
+        if client.core.recordings and (recording := active(client.core)) is not None:
+            recording.call(self._plan, args, keywords)
+            return client._nothing()  # type: ignore[no-any-return]
         packed = self._plan.packed(args, keywords)
         if packed is not None:
             return client.link.start(client.core.dispatch, packed, args)  # type: ignore[no-any-return]
@@ -179,6 +184,12 @@ class Client:
 
     def _new_call(self, decode: Callable[[Any], Any] | None, uses: Any) -> Future[Any]:
         return Future(self, decode, uses)
+
+    def _nothing(self) -> Future[Any]:
+        """A call that is done: one that was recorded."""
+        call = self._new_call(None, ())
+        call.answered(None, None)
+        return call
 
     def _start(self, build: Callable[P, Call[T]], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Start a call of the core's."""
@@ -330,6 +341,19 @@ class Client:
     ) -> DeviceArray:
         handle = self.link.start(self.core.create, shape, dtype, data, device)
         return DeviceArray(self, handle, shape, dtype)
+
+    def graph(self) -> Graph:
+        """`with gpu.graph() as g:` record calls of kernels on `g.input(…)`, `g.output(…)` and `g.temporary(…)`, instead
+        of running them; see `Graph`. Device arrays among the arguments are the same in every launch.
+        """
+        return Graph(self, capture=False)
+
+    def capture(self) -> Graph:
+        """`with gpu.capture() as g:` record ordinary calls of kernels on device arrays, to run them again together.
+
+        What is done inside otherwise, such as reading an array, happens at once and is not part of the graph.
+        """
+        return Graph(self, capture=True)
 
     def close(self) -> None:
         """Close the connection. Work that has not been submitted is dropped, and everything made by it is freed."""
