@@ -52,6 +52,23 @@ async def test_a_failure_is_remembered_for_requests_that_come_later(rig: Rig) ->
     assert client.code(client.launch(module, x, y, after=[failed])) == "dependency"
 
 
+async def test_what_the_connection_refuses_itself_has_failed(rig: Rig) -> None:
+    """Also in the burst of `hello`, behind which the connection looks only once it is accepted."""
+    client = rig.client(hello=False)
+    hello = ("hello", {"protocol": 1, "client": "test"})
+    greeted, loaded, refused, launched = client.burst(
+        hello,
+        ("module.load", {"spirv": AXPY, "as": 1}),
+        hello,
+        ("dispatch", axpy(1, {"in": bytes(256)}, {"inout": bytes(256)}, after=[3])),
+    )
+    assert refused == 3
+    rig.settle()
+    assert [client.code(msgid) for msgid in (greeted, loaded, refused, launched)] == [
+        None, None, "invalid", "dependency",
+    ]  # fmt: skip
+
+
 async def test_only_the_newest_failures_are_remembered(make_rig: Callable[..., Rig]) -> None:
     """The failures of the last `max_queued_jobs` requests; what is older counts as done."""
     rig = make_rig(config={"limits": {"max_queued_jobs": 4, "total_queued_jobs": 64}})

@@ -90,6 +90,7 @@ class Requests:
         session.client = p["client"][:_MAX_NAME]
         log.debug("session %d: %s", session.id, session.client)
         session.conn.ready()
+        service.note_refused(session)  # of what came behind `hello` in its burst
         if device is not None:
             session.device = device
             device.sessions += 1

@@ -226,9 +226,7 @@ class Service:
         """Take a burst of requests; answers appear on `session.conn` at once or later."""
         now = time.monotonic_ns()
         self._look_whether_full()
-        if session.conn.refused:
-            for msgid in session.conn.take_refused():
-                self.request_done(session, msgid, False)
+        self.note_refused(session)
         self._settling = True  # once, behind the last of the burst
         try:
             self._take_all(session, requests, now)
@@ -236,6 +234,12 @@ class Service:
             self._settling = False
         self.settle()
         session.wake()
+
+    def note_refused(self, session: Session) -> None:
+        """What the connection has answered itself has failed, for `after`."""
+        if session.conn.refused:
+            for msgid in session.conn.take_refused():
+                self.request_done(session, msgid, False)
 
     def _take_all(self, session: Session, requests: list[tuple[int, str, dict[str, Any]]], now: int) -> None:
         index = 0
