@@ -13,7 +13,7 @@ from support.graphs import ALIGN, PIPELINES, Graphs, call
 
 from vkqueue.errors import InvalidError
 from vkqueue.jobs.graph import Bindings, Template, barriers, levels, place
-from vkqueue.kernels.graph import GraphPlan
+from vkqueue.kernels.graph_plan import GraphPlan
 from vkqueue.model import COPY, FILL, GraphInstance, GraphNode, Token
 
 

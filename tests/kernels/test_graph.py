@@ -9,7 +9,7 @@ import pytest
 from support.graphs import ALIGN, Graphs, call
 
 from vkqueue.errors import InvalidError, NotFoundError
-from vkqueue.kernels.graph import BUFFER, CONSTANT
+from vkqueue.kernels.graph_plan import BUFFER, CONSTANT
 from vkqueue.model import COPY, DISPATCH, FILL, WRITE
 
 XY: dict[str, Any] = {"inputs": {"x": 64}, "outputs": {"y": 64}, "temporaries": {"t": 64}}

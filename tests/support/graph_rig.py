@@ -7,7 +7,8 @@ from typing import Any
 
 from support.gpu_rig import KERNELS, Rig
 from vkqueue.jobs.graph import Bindings, Template
-from vkqueue.kernels.graph import GraphPlan, check_graph
+from vkqueue.kernels.graph import check_graph
+from vkqueue.kernels.graph_plan import GraphPlan
 from vkqueue.kernels.plan import LayoutTable, Plan
 from vkqueue.kernels.reflect import analyse
 from vkqueue.model import GRAPH, GraphInstance, Layout, Options, PipelineSpec, Row, Token

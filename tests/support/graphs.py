@@ -7,7 +7,8 @@ from typing import Any
 
 from vkqueue.errors import NotFoundError
 from vkqueue.gpu.fake_info import fake_info
-from vkqueue.kernels.graph import GraphPlan, check_graph
+from vkqueue.kernels.graph import check_graph
+from vkqueue.kernels.graph_plan import GraphPlan
 from vkqueue.kernels.plan import LayoutTable, Plan
 
 LIMITS = fake_info().limits

@@ -19,10 +19,10 @@ from vkqueue.client.aio_link import AsyncFuture, AsyncLink
 from vkqueue.client.array import Array, BaseDeviceArray, Handle, Shape, as_shape, host_array, numpy_dtype
 from vkqueue.client.call import Call
 from vkqueue.client.core import Core
-from vkqueue.client.graph import active
 from vkqueue.client.info import Device, Hello, Limits
 from vkqueue.client.launch import LaunchPlan
 from vkqueue.client.module import BaseKernel, BaseModule, Saved, Source, load_params, source_params
+from vkqueue.client.recording import active
 from vkqueue.client.spawn import START_S, ensure_running
 from vkqueue.errors import ConnectionLostError, ShuttingDownError, VkqueueError
 

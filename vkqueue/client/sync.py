@@ -16,11 +16,11 @@ from vkqueue.client.array import Array, BaseDeviceArray, Handle, Shape, as_shape
 from vkqueue.client.call import Call
 from vkqueue.client.core import Core
 from vkqueue.client.future import Future
-from vkqueue.client.graph import active
 from vkqueue.client.info import Device, Hello, Limits
 from vkqueue.client.launch import LaunchPlan
 from vkqueue.client.link import Link
 from vkqueue.client.module import BaseKernel, BaseModule, Saved, Source, load_params, source_params
+from vkqueue.client.recording import active
 from vkqueue.client.spawn import START_S, ensure_running
 from vkqueue.client.sync_graph import Graph
 from vkqueue.errors import ConnectionLostError, ShuttingDownError

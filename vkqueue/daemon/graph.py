@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from vkqueue.jobs.graph import Template
-from vkqueue.kernels.graph import INPUT, OUTPUT
+from vkqueue.kernels.graph_plan import INPUT, OUTPUT
 from vkqueue.model import GraphInstance, Token
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkqueue.daemon.dispatch import Deferred
 from vkqueue.daemon.graph import Graph, Lane
+from vkqueue.daemon.graph_bindings import bound_by, on_device
 from vkqueue.daemon.session import Buffer, Session, row_bytes
 from vkqueue.errors import (
     DeviceLostError,
@@ -22,8 +23,9 @@ from vkqueue.errors import (
     brief,
 )  # fmt: skip
 from vkqueue.jobs.graph import Bindings, Template, Where
-from vkqueue.kernels.graph import OUTPUT, GraphPlan, Place, check_graph
-from vkqueue.kernels.plan import Plan, check_reply
+from vkqueue.kernels.graph import check_graph
+from vkqueue.kernels.graph_plan import GraphPlan
+from vkqueue.kernels.plan import Plan
 from vkqueue.kernels.scalars import pack_value
 from vkqueue.model import GRAPH, GraphInstance, Release, Row, Token
 from vkqueue.wire.messages import check
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
 _MAX_LANES = 4
 # Arenas begin at multiples of what descriptors ask for, and of this: a cache line, so that neighbours do not share one.
 _MIN_ALIGN = 64
-
-Payload = tuple[tuple[str, Any], ...]
 
 
 class GraphRequests:
@@ -65,7 +65,7 @@ class GraphRequests:
             return kernel.plan, kernel
 
         def find_buffer(handle: Any, label: str) -> Buffer:
-            return self._on_device(session.buffer(handle, label), device, label)
+            return on_device(session.buffer(handle, label), device, label)
 
         plan = check_graph(p, find_kernel, find_buffer)
         kernels = tuple(dict.fromkeys(step.kernel for step in plan.steps if step.kernel is not None))
@@ -122,14 +122,6 @@ class GraphRequests:
         if spec is not None and type(spec) is not dict:
             raise InvalidError(f"specialization: expected a map of constant to value, got {brief(spec)}")
         return self._service.dispatcher.kernel(session, device, named[0], named[1], spec)
-
-    @staticmethod
-    def _on_device(buffer: Buffer, device: Device, label: str) -> Buffer:
-        if buffer.device is not device:
-            raise InvalidError(
-                f"{label}: buffer {buffer.handle} is on device {buffer.device.index}, the graph on {device.index}"
-            )
-        return buffer
 
     def _check_pipelines(self, session: Session, kernels: tuple[DeviceKernel, ...]) -> None:
         """A graph keeps its pipelines, so they count for the connection's share."""
@@ -246,7 +238,9 @@ class GraphRequests:
         plan = graph.template.plan
         scalars = p.get("scalars") or {}
         plan.check_scalars(scalars)
-        buffers, inline, payload = self._bound(session, graph, p.get("buffers") or {})
+        buffers, inline, payload = bound_by(
+            session, graph, p.get("buffers") or {}, self._limits.max_message_bytes
+        )
         packed = b"".join([pack_value(type_, scalars[name]) for name, type_ in plan.scalars.items()])
         instance, token = self._instance(session, graph, buffers, inline, scalars, packed)
         options = service.dispatcher.options(session, graph.device, msgid, p, now)
@@ -262,67 +256,6 @@ class GraphRequests:
         if type(found) is not Graph:
             raise NotFoundError(f"graph: no graph {handle} on this connection", {"handle": handle})
         return found
-
-    def _bound(
-        self, session: Session, graph: Graph, given: Mapping[str, Any]
-    ) -> tuple[dict[int, Where], list[tuple[int, str]], Payload]:
-        """Where the launch's buffers lie, what is inline, and its data."""
-        buffers: dict[int, Where] = {}
-        inline: list[tuple[int, str]] = []
-        payload: list[tuple[str, Any]] = []
-        for number, handle in graph.fixed:
-            buffers[number] = (session.buffer(handle, "a node of the graph").id, 0)
-        matched = 0
-        for name, (number, place) in graph.ends.items():
-            entry = given.get(name)
-            matched += name in given
-            if entry is None:
-                if place.role != OUTPUT:
-                    raise InvalidError(f"buffers: {place.label} ({place.size} bytes) is missing")
-                entry = {"out": place.size}
-            if type(entry) is dict:
-                kind, value = _inline_entry(place, entry)
-                inline.append((number, kind))
-                payload.append((kind, value))
-            else:
-                buffers[number] = self._buffer(session, graph, place, entry)
-        if matched != len(given):
-            extra = next(name for name in given if name not in graph.ends)
-            raise InvalidError(
-                f"buffers: the graph has no input or output {brief(extra)}; it has {', '.join(graph.ends) or 'none'}"
-            )
-        outputs = [(place.size, len(name)) for name, place in _results(graph, inline)]
-        if outputs:
-            names = sum(4 + length for _, length in outputs)
-            check_reply(sum(size for size, _ in outputs) + names, len(outputs), self._limits.max_message_bytes)
-        return buffers, inline, tuple(payload)
-
-    def _buffer(self, session: Session, graph: Graph, place: Place, entry: Any) -> Where:
-        label = f"buffers: {place.name}"
-        handle, offset, size = entry, 0, place.size
-        if type(entry) is list:
-            if len(entry) != 3 or any(type(v) is not int for v in entry):
-                raise InvalidError(f"{label}: a range is [buffer, offset, size], three integers; got {brief(entry)}")
-            handle, offset, size = entry
-        if type(handle) is not int:
-            raise InvalidError(
-                f"{label}: expected a buffer handle, [buffer, offset, size], {{'in': bin}}, {{'inout': bin}} or "
-                f"{{'out': size}}; got {brief(entry)}"
-            )
-        buffer = self._on_device(session.buffer(handle, label), graph.device, label)
-        if size != place.size or offset < 0 or offset + size > buffer.size:
-            raise InvalidError(
-                f"{label}: the graph uses {place.size} bytes; given were {size} from {offset} on of a buffer of "
-                f"{buffer.size}",
-                {"expected": place.size, "offset": offset, "size": size, "buffer_size": buffer.size},
-            )
-        if offset % place.align:
-            raise InvalidError(
-                f"{label}: offset {offset} is no multiple of {place.align}, which its kernels' bindings need on this "
-                "device",
-                {"offset": offset, "alignment": place.align},
-            )
-        return buffer.id, offset
 
     def _instance(
         self,
@@ -398,34 +331,6 @@ class GraphRequests:
             kernel.last_used = max(kernel.last_used, now)  # launches that are queued still name the pipelines
         for buffer in graph.buffers:
             self._service.free_memory(session, buffer, now)
-
-
-def _results(graph: Graph, inline: list[tuple[int, str]]) -> list[tuple[str, Place]]:
-    kinds = dict(inline)
-    return [(name, place) for name, (number, place) in graph.ends.items() if kinds.get(number, "in") != "in"]
-
-
-def _inline_entry(place: Place, entry: dict[str, Any]) -> tuple[str, Any]:
-    """(kind, value) of an entry of `buffers` that brings or takes bytes."""
-    label = f"buffers: {place.name}"
-    [(kind, value)] = entry.items() if len(entry) == 1 else [(None, None)]
-    if kind in ("in", "inout") and isinstance(value, (bytes, bytearray, memoryview)):
-        size = len(value)
-    elif kind == "out" and type(value) is int:
-        size = value
-    else:
-        raise InvalidError(
-            f"{label}: expected {{'in': bin}}, {{'inout': bin}} or {{'out': size}}, got a map of {brief(list(entry))}"
-        )
-    if kind != "in" and place.writes is None:
-        raise InvalidError(f"{label}: {kind!r} on an input that no node writes; use 'in'")
-    if kind != "inout" and (kind == "in") == (place.role == OUTPUT):
-        raise InvalidError(f"{label}: {kind!r} is not for an {place.role}")
-    if size != place.size:
-        raise InvalidError(
-            f"{label}: the graph uses {place.size} bytes, got {size}", {"expected": place.size, "size": size}
-        )
-    return kind, value
 
 
 __all__ = ["GraphRequests"]

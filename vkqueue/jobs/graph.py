@@ -16,7 +16,7 @@ from typing import Any
 
 from vkqueue.errors import InvalidError
 from vkqueue.jobs.stream import Stream
-from vkqueue.kernels.graph import CONSTANT, INPUT, OUTPUT, TEMPORARY, GraphPlan, Step
+from vkqueue.kernels.graph_plan import CONSTANT, INPUT, OUTPUT, TEMPORARY, GraphPlan, Step
 from vkqueue.model import BARRIER, COPY, GraphInstance, GraphNode, Range, Row, Token
 
 # Levels may need more memory than the order as sent. Arbitrary: twice as much, and some more, is worth fewer barriers.
