@@ -18,12 +18,15 @@ PUBLIC = [
     "DeviceArray", "DeviceLostError", "Future", "Graph", "InternalError", "InvalidError", "JobCancelledError",
     "JobExpiredError", "JobTimeoutError", "Kernel", "Limits", "Module", "NotFoundError", "Out",
     "OutOfDeviceMemoryError", "OverloadedError", "ProtocolError", "QuotaError", "Saved", "Scalar",
-    "ShuttingDownError", "Signature", "SpecConstant", "Timed", "Timing", "TooLargeError", "UnknownMethodError",
+    "SharedArray", "ShuttingDownError", "Signature", "SpecConstant", "Timed", "Timing", "TooLargeError",
+    "UnknownMethodError",
     "UnsupportedError", "VkqueueError", "__version__", "connect", "out",
 ]  # fmt: skip
 
-PUBLIC_AIO = ["AsyncClient", "AsyncDeviceArray", "AsyncFuture", "AsyncGraph",
-    "AsyncKernel", "AsyncModule", "connect"]
+PUBLIC_AIO = [
+    "AsyncClient", "AsyncDeviceArray", "AsyncFuture", "AsyncGraph",
+    "AsyncKernel", "AsyncModule", "AsyncSharedArray", "connect",
+]  # fmt: skip
 
 
 def members(cls: type) -> set[str]:
@@ -51,6 +54,7 @@ def test_both_clients_offer_the_same() -> None:
     assert members(vkqueue.Kernel) == members(vkqueue.aio.AsyncKernel)
     assert members(vkqueue.Graph) == members(vkqueue.aio.AsyncGraph)
     assert members(vkqueue.DeviceArray) == members(vkqueue.aio.AsyncDeviceArray)
+    assert members(vkqueue.SharedArray) == members(vkqueue.aio.AsyncSharedArray)
     # An asyncio future is awaited.
     assert members(vkqueue.Future) - members(vkqueue.aio.AsyncFuture) == {"result"}
 

@@ -42,14 +42,15 @@ if TYPE_CHECKING:
     from vkqueue.client.launch import Timed, Timing
     from vkqueue.client.module import Saved
     from vkqueue.client.signature import Binding, Scalar, Signature, SpecConstant
-    from vkqueue.client.sync import Client, DeviceArray, Kernel, Module, connect
+    from vkqueue.client.sync import Client, Kernel, Module, connect
+    from vkqueue.client.sync_array import DeviceArray, SharedArray
     from vkqueue.client.sync_graph import Graph
     from vkqueue.version import __version__
 
 __all__ = [
     # Connections and what they give.
     "connect", "Client", "Module", "Kernel", "Graph",
-    "DeviceArray", "Future", "Device", "Limits", "Saved",
+    "DeviceArray", "SharedArray", "Future", "Device", "Limits", "Saved",
     # Arguments and results.
     "out", "Out", "Timed", "Timing",
     # Reflection.
@@ -76,7 +77,8 @@ _HOMES = {
     "Signature": "vkqueue.client.signature",
     "SpecConstant": "vkqueue.client.signature",
     "Client": "vkqueue.client.sync",
-    "DeviceArray": "vkqueue.client.sync",
+    "DeviceArray": "vkqueue.client.sync_array",
+    "SharedArray": "vkqueue.client.sync_array",
     "Graph": "vkqueue.client.sync_graph",
     "Kernel": "vkqueue.client.sync",
     "Module": "vkqueue.client.sync",

@@ -7,9 +7,12 @@
         y = await saxpy(x, y, a=2.0, n=len(x), elements=len(x))
 """
 
-from vkqueue.client.aio import AsyncClient, AsyncDeviceArray, AsyncKernel, AsyncModule, connect
+from vkqueue.client.aio import AsyncClient, AsyncKernel, AsyncModule, connect
+from vkqueue.client.aio_array import AsyncDeviceArray, AsyncSharedArray
 from vkqueue.client.aio_graph import AsyncGraph
 from vkqueue.client.aio_link import AsyncFuture
 
-__all__ = ["connect", "AsyncClient", "AsyncModule", "AsyncKernel", "AsyncGraph",
-    "AsyncDeviceArray", "AsyncFuture"]
+__all__ = [
+    "connect", "AsyncClient", "AsyncModule", "AsyncKernel", "AsyncGraph",
+    "AsyncDeviceArray", "AsyncSharedArray", "AsyncFuture",
+]  # fmt: skip

@@ -6,10 +6,13 @@ It has one thread. Tests steer it from outside: `hold` keeps work queued, `pause
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
 import selectors
 import socket
 import threading
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +37,12 @@ from vkqueue.wire.framing import Limits
 from vkqueue.wire.messages import check
 from vkqueue.wire.session import ServerConnection
 
-JOBS = frozenset({"dispatch", "graph.create", "graph.launch", "buffer.create", "buffer.write", "buffer.read"})
+JOBS = frozenset(
+    {
+        "dispatch", "graph.create", "graph.launch",
+        "buffer.create", "buffer.write", "buffer.read", "buffer.share", "buffer.copy",
+    }
+)  # fmt: skip
 
 FREES = frozenset({"buffer.free", "module.unload", "graph.free"})
 """They stay behind the work that was sent before, so that it still finds what it names."""
@@ -57,7 +65,7 @@ class Session(GraphSession):
         self.conn = ServerConnection(Limits(max_message_bytes=daemon.max_message_bytes))
         self.out: deque[memoryview] = deque()
         self.modules: dict[int, list[str]] = {}
-        self.buffers: dict[int, bytearray] = {}
+        self.buffers: dict[int, Any] = {}  # bytearrays, and maps of memory that is shared
         self.last_handle = 0
         self.queue: deque[tuple[int, str, dict[str, Any]]] = deque()
         self.failed: set[int] = set()
@@ -83,6 +91,7 @@ class Session(GraphSession):
             self.answer(*self.queue.popleft())
 
     def answer(self, msgid: int, method: str, params: dict[str, Any]) -> None:
+        self.file = self.conn.files_of.pop(msgid, None)
         try:
             result = getattr(self, method.replace(".", "_"))(**self.fields(method, params))
         except VkqueueError as error:
@@ -165,6 +174,27 @@ class Session(GraphSession):
             raise QuotaError("max_memory_bytes", {"quota": "max_memory_bytes"})
         self.buffers[handle] = content
         return {"buffer": handle, "size": len(content)}
+
+    def buffer_share(self, as_: int, size: int, device: int | None = None) -> dict[str, Any]:
+        assert self.file is not None, "the request came without its descriptor"
+        try:
+            handle = self.number_of(as_)
+            if size > self.daemon.max_memory:
+                raise QuotaError("max_memory_bytes", {"quota": "max_memory_bytes"})
+            assert fcntl.fcntl(self.file, fcntl.F_GET_SEALS) & 6 == 6
+            self.buffers[handle] = mmap.mmap(self.file, os.fstat(self.file).st_size)
+        finally:
+            os.close(self.file)
+        return {"buffer": handle, "size": size}
+
+    def buffer_copy(
+        self, source: int, target: int, source_offset: int, target_offset: int, size: int
+    ) -> dict[str, Any]:
+        here, there = self.find(self.buffers, source), self.find(self.buffers, target)
+        if source == target and abs(source_offset - target_offset) < size:
+            raise InvalidError("the ranges overlap")
+        there[target_offset : target_offset + size] = here[source_offset : source_offset + size]
+        return {}
 
     def buffer_write(self, buffer: int, data: Any, offset: int = 0) -> dict[str, Any]:
         content = self.find(self.buffers, buffer)
@@ -367,7 +397,10 @@ class FakeDaemon:
     def _move(self, session: Session, events: int) -> None:
         try:
             if events & selectors.EVENT_READ:
-                count = session.sock.recv_into(session.conn.get_buffer())
+                count, extra, flags, _ = session.sock.recvmsg_into([session.conn.get_buffer()], 1 << 10)
+                assert not flags & socket.MSG_CTRUNC
+                for _, _, files in extra:
+                    session.conn.files.extend(array("i", files))
                 if count == 0:
                     self._close(session)
                     return
@@ -414,6 +447,8 @@ class FakeDaemon:
         if session.sock.fileno() in self._selector.get_map():
             self._selector.unregister(session.sock)
         session.sock.close()
+        for file in (*session.conn.files, *session.conn.files_of.values()):
+            os.close(file)
 
 
 def socket_path(folder: os.PathLike[str]) -> str:

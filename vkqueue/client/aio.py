@@ -14,15 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from vkqueue.client import address
+from vkqueue.client.aio_array import AsyncDeviceArray, AsyncSharedArray
 from vkqueue.client.aio_graph import AsyncGraph
 from vkqueue.client.aio_link import AsyncFuture, AsyncLink
-from vkqueue.client.array import Array, BaseDeviceArray, Handle, Shape, as_shape, host_array, numpy_dtype
+from vkqueue.client.array import Array, BaseDeviceArray, Handle, Shape, as_shape, form_of, host_array, numpy_dtype
 from vkqueue.client.call import Call
 from vkqueue.client.core import Core
 from vkqueue.client.info import Device, Hello, Limits
 from vkqueue.client.launch import LaunchPlan
 from vkqueue.client.module import BaseKernel, BaseModule, Saved, Source, load_params, source_params
 from vkqueue.client.recording import active
+from vkqueue.client.shared import new_memory
 from vkqueue.client.spawn import START_S, ensure_running
 from vkqueue.errors import ConnectionLostError, ShuttingDownError, VkqueueError
 
@@ -31,64 +33,6 @@ T = TypeVar("T")
 
 # As for the blocking client.
 _CONNECT_TIMEOUT = 30.0
-
-
-class AsyncDeviceArray(BaseDeviceArray):
-    """An array in the device's memory, as `vkqueue.DeviceArray`."""
-
-    __slots__ = ("_client",)
-
-    def __init__(
-        self, client: AsyncClient, handle: Handle, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0
-    ) -> None:
-        super().__init__(handle, shape, dtype, offset)
-        self._client = client
-
-    async def numpy(self) -> Array:
-        """Its contents as a new NumPy array."""
-        return await self._client._start(self._client.core.read, self)
-
-    get = numpy
-
-    async def set(self, value: npt.ArrayLike) -> None:
-        """Overwrite its contents by values of the same shape.
-
-        Raises:
-            InvalidError: another shape, or a dtype that does not convert.
-        """
-        await (await self.submit_set(value))
-
-    async def submit_get(self) -> AsyncFuture[Array]:
-        """Start `get`."""
-        return await self._client._written(self._client._start(self._client.core.read, self))
-
-    async def submit_set(self, value: npt.ArrayLike) -> AsyncFuture[None]:
-        """Start `set`. The values are sent when it returns, and may change."""
-        return await self._client._written(self._client._start(self._client.core.write, self, self.host_data(value)))
-
-    def free(self) -> None:
-        """Free the memory now. Work that was started still has it; views of it are gone too."""
-        self._client.link.start(self._client.core.release, self.handle)
-
-    def __getitem__(self, key: object) -> AsyncDeviceArray:
-        shape, offset = self.geometry(key)
-        return AsyncDeviceArray(self._client, self.handle, shape, self.dtype, offset)
-
-    def view(self, dtype: npt.DTypeLike | None = None, shape: Shape = -1) -> AsyncDeviceArray:
-        """The same memory as another dtype or shape."""
-        dims, kind = self.reshaped(shape, dtype)
-        return AsyncDeviceArray(self._client, self.handle, dims, kind, self.offset)
-
-    def reshape(self, *shape: int) -> AsyncDeviceArray:
-        """The same memory in another shape; one size may be -1."""
-        return self.view(None, shape)
-
-    def __enter__(self) -> AsyncDeviceArray:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._client.core.lost is None:
-            self.free()
 
 
 class AsyncKernel(BaseKernel):
@@ -287,6 +231,35 @@ class AsyncClient:
     def capture(self) -> AsyncGraph:
         """`async with gpu.capture() as g:` record ordinary calls; see `vkqueue.Client.capture`."""
         return AsyncGraph(self, capture=True)
+
+    async def shared(
+        self, shape: Shape, dtype: npt.DTypeLike, *, device: int | None = None
+    ) -> AsyncSharedArray:
+        """An array of zeros in memory that this process and the device have in common; see `vkqueue.Client.shared`."""
+        return await self._share(as_shape(shape), numpy_dtype(dtype), None, device)
+
+    async def shared_like(
+        self, prototype: npt.ArrayLike | BaseDeviceArray, *, device: int | None = None
+    ) -> AsyncSharedArray:
+        """As `shared`, of the shape and dtype of another array."""
+        shape, dtype = form_of(prototype)
+        return await self._share(shape, dtype, None, device)
+
+    async def shared_array(
+        self, values: npt.ArrayLike, dtype: npt.DTypeLike | None = None, *, device: int | None = None
+    ) -> AsyncSharedArray:
+        """As `shared`, with these contents."""
+        data = host_array(values, dtype)
+        return await self._share(data.shape, data.dtype, data, device)
+
+    async def _share(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array | None, device: int | None
+    ) -> AsyncSharedArray:
+        memory, file = new_memory(shape, dtype, data)
+        handle = self.link.start(self.core.share, memory.size, file, device)
+        if self.link.crowded():
+            await self.link.written()
+        return AsyncSharedArray(self, handle, shape, dtype, memory=memory)
 
     def close(self) -> None:
         """Close the connection. Work that has not been submitted is dropped, and everything made by it is freed."""

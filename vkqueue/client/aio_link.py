@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, TypeVar
 
 from vkqueue.client import fork
 from vkqueue.client.call import Call
 from vkqueue.client.core import Core
+from vkqueue.client.outbox import Outbox
 from vkqueue.errors import JobCancelledError
 
 P = ParamSpec("P")
@@ -24,7 +24,6 @@ T = TypeVar("T")
 
 # As in `link`.
 _MORE = 16 * 1024
-_MAX_PIECES = 64
 # Reads in one go before other tasks of the loop get their turn; arbitrary.
 _MAX_READS = 16
 
@@ -43,7 +42,7 @@ class AsyncLink:
         self._sock = sock
         self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
-        self._out: deque[memoryview] = deque()
+        self._out = Outbox()
         self._writing = False  # the loop tells when the socket can be written
         self._scheduled = False  # a write comes in the loop's next pass
         self._unsent: list[asyncio.Future[None]] = []  # those who wait until what they started is written
@@ -79,14 +78,9 @@ class AsyncLink:
 
     def _push(self) -> None:
         out = self._out
-        out.extend(map(memoryview, self.core.session.data_to_send()))
+        out.extend(self.core.session.data_to_send())
         try:
-            while out:
-                count = self._sock.sendmsg([out[i] for i in range(min(len(out), _MAX_PIECES))])
-                while out and count >= len(out[0]):
-                    count -= len(out.popleft())
-                if count:
-                    out[0] = out[0][count:]
+            out.write(self._sock)
         except BlockingIOError:
             pass
         except OSError as error:

@@ -236,6 +236,16 @@ def numpy_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return kind.newbyteorder("=")
 
 
+def form_of(prototype: npt.ArrayLike | BaseDeviceArray) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of an array, on the device or not.
+
+    Raises:
+        InvalidError: no numbers.
+    """
+    array = prototype if isinstance(prototype, BaseDeviceArray) else np.asarray(prototype)
+    return array.shape, numpy_dtype(array.dtype)
+
+
 def host_array(values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
     """Values as a C-contiguous array in native byte order, copied only if need be.
 

@@ -21,6 +21,7 @@ from vkqueue.client.array import Array, BaseDeviceArray, Handle, from_bytes, hos
 from vkqueue.client.call import Call, Creation, Part, Uses
 from vkqueue.client.info import Device, Hello
 from vkqueue.client.launch import Launch, LaunchPlan
+from vkqueue.client.outbox import Descriptor
 from vkqueue.client.requests import Requests
 from vkqueue.client.signature import Signature
 from vkqueue.client.transfer import Gather, payload_bytes, pieces
@@ -135,6 +136,42 @@ class Core(Requests):
         for place, (method, params) in enumerate(requests):
             self._start(method, params, Creation(Part(call, place, errors), call, handle, self._unreported))
         return handle
+
+    def share(self, size: int, file: Descriptor, device: int | None = None) -> Handle:
+        """Make a buffer of memory that is shared. A failure is told to whoever uses the handle."""
+        self._begin()
+        handle = self._new_handle(size, _BUFFER)
+        params = {"size": size, "as": handle.id} | ({} if device is None else {"device": device})
+        call = self._new_call(None, ())
+        self._start("buffer.share", params, Creation(call, call, handle, self._unreported), file=file)
+        return handle
+
+    def copy(self, source: BaseDeviceArray, target: BaseDeviceArray) -> Call[None]:
+        """Copy all of an array to another.
+
+        Raises:
+            InvalidError: they have not one shape and dtype, or one is of another connection.
+        """
+        self._begin()
+        for array, what in ((source, "the source"), (target, "the target")):
+            if array.handle.owner is not self:
+                raise InvalidError(f"{what} is an array of another connection; go by way of .numpy()")
+            array.handle.check(f"{what} of the copy")
+        if (source.shape, source.dtype) != (target.shape, target.dtype):
+            raise InvalidError(
+                f"a copy of {source.shape} {source.dtype} to {target.shape} {target.dtype}: both must be the same (see "
+                "view())"
+            )
+        params = {
+            "source": source.handle.id,
+            "source_offset": source.offset,
+            "target": target.handle.id,
+            "target_offset": target.offset,
+            "size": source.nbytes,
+        }
+        call = self._new_call(None, (source, target))
+        self._start("buffer.copy", params, call)
+        return call
 
     def write(self, array: BaseDeviceArray, data: Array) -> Call[None]:
         """Write all of an array."""

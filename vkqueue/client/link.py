@@ -22,7 +22,6 @@ import select
 import socket
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -31,6 +30,7 @@ from typing import Any, ParamSpec, TypeVar
 from vkqueue.client import fork
 from vkqueue.client.call import Call
 from vkqueue.client.core import Core
+from vkqueue.client.outbox import Outbox
 from vkqueue.errors import VkqueueError
 from vkqueue.wire.codec import LARGE
 
@@ -39,8 +39,6 @@ R = TypeVar("R")
 
 # What recv gives at once when more is likely to follow: sockets hand out pieces of up to 32 KiB or so.
 _MORE = 16 * 1024
-# sendmsg takes IOV_MAX pieces (1,024 on Linux); few messages have that many.
-_MAX_PIECES = 64
 # Reads in one go before others get the lock. Arbitrary.
 _MAX_READS = 16
 # At most what is copied when it is queued: what is sent from the caller's memory is larger, and is never put off.
@@ -82,9 +80,7 @@ class Link:
         self._waiters: list[_Waiter] = []
         self._torn = False
         self._gathering: int | None = None  # the thread whose requests are written together
-        self._out: deque[memoryview] = deque()
-        self._written = 0
-        self._queued = 0
+        self._out = Outbox()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._close_wake = weakref.finalize(self, os.close, self._wake)
         self._poller = select.poll()
@@ -161,8 +157,8 @@ class Link:
             return result, None
         self._prod()
         if not core.holding:
-            mark = self._queued
-            return result, lambda: self._written >= mark or core.lost is not None
+            mark, out = self._out.queued, self._out
+            return result, lambda: out.written >= mark or core.lost is not None
         # Some are held back for answers to come. Whoever drives writes them at once when they are sent.
         started = core.started
         return result, lambda: (core.has_sent(started) and not self._out) or core.lost is not None
@@ -281,22 +277,9 @@ class Link:
 
     def _push(self) -> bool:
         """Write what the session has, as far as the socket takes it; whether nothing is left."""
-        out = self._out
-        for piece in self.core.session.data_to_send():
-            view = memoryview(piece)
-            self._queued += len(view)
-            out.append(view)
+        self._out.extend(self.core.session.data_to_send())
         try:
-            while out:
-                if len(out) == 1:
-                    count = self._sock.send(out[0])
-                else:
-                    count = self._sock.sendmsg([out[i] for i in range(min(len(out), _MAX_PIECES))])
-                self._written += count
-                while out and count >= len(out[0]):
-                    count -= len(out.popleft())
-                if count:
-                    out[0] = out[0][count:]
+            self._out.write(self._sock)
         except BlockingIOError:
             return False
         except OSError as error:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vkqueue.client.call import Call, Target, Uses, owner
 from vkqueue.errors import ConnectionLostError, DependencyError, JobCancelledError, VkqueueError
 from vkqueue.wire.framing import Limits
 from vkqueue.wire.session import ClientConnection
+
+if TYPE_CHECKING:
+    from vkqueue.client.array import Handle
 
 # The daemon's answers are as long as we ask for, and it may be set up for larger messages than the default.
 _LIMITS = Limits(max_message_bytes=2**32, max_items=2**24, max_str_bytes=2**30)
@@ -26,6 +29,7 @@ class _Held(NamedTuple):
     params: dict[str, Any] | bytes
     target: Target
     after: tuple[Call[Any], ...]
+    file: Any
 
 
 class Requests:
@@ -155,6 +159,11 @@ class Requests:
         self._begin()
         return self._under_way()
 
+    def using(self, handle: Handle) -> list[Call[Any]]:
+        """The calls under way that use a buffer, oldest first."""
+        self._check()
+        return [call for call in self._under_way() if any(used.handle is handle for used in call.uses)]
+
     def _under_way(self) -> list[Call[Any]]:
         targets = (*self.calls.values(), *(held.target for held in self._held))
         return list(dict.fromkeys(map(owner, targets)))
@@ -182,23 +191,33 @@ class Requests:
             self._start(method, {key: id}, self._new_call(None, ()))
 
     def _start(
-        self, method: str, params: dict[str, Any] | bytes, target: Target, after: tuple[Call[Any], ...] = ()
+        self,
+        method: str,
+        params: dict[str, Any] | bytes,
+        target: Target,
+        after: tuple[Call[Any], ...] = (),
+        file: Any = None,
     ) -> None:
         self.started += 1
         if self._held or len(self.calls) >= self._max_calls:
-            self._held.append(_Held(self.started, method, params, target, after))
+            self._held.append(_Held(self.started, method, params, target, after, file))
         else:
-            self._send(method, params, target, after)
+            self._send(method, params, target, after, file)
 
     def _send_held(self) -> None:
         held = self._held
         while held and len(self.calls) < self._max_calls:
-            _, method, params, target, after = held[0]
-            self._send(method, params, target, after)
+            _, method, params, target, after, file = held[0]
+            self._send(method, params, target, after, file)
             held.popleft()  # not before, as in buffer_updated
 
     def _send(
-        self, method: str, params: dict[str, Any] | bytes, target: Target, after: tuple[Call[Any], ...]
+        self,
+        method: str,
+        params: dict[str, Any] | bytes,
+        target: Target,
+        after: tuple[Call[Any], ...],
+        file: Any = None,
     ) -> None:
         if after and isinstance(params, dict) and not self._set_after(params, after, target):
             return
@@ -206,7 +225,7 @@ class Requests:
             if isinstance(params, bytes):
                 msgid = self.session.request_packed(method, params)
             else:
-                msgid = self.session.request(method, params)
+                msgid = self.session.request(method, params, file)
         except VkqueueError as error:  # a value that cannot travel, or too much of it: nothing was queued
             self.settled = True
             target.answered(error, None)

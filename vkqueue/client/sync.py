@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vkqueue.client import address
-from vkqueue.client.array import Array, BaseDeviceArray, Handle, Shape, as_shape, host_array, numpy_dtype
+from vkqueue.client.array import Array, BaseDeviceArray, Handle, Shape, as_shape, form_of, host_array, numpy_dtype
 from vkqueue.client.call import Call
 from vkqueue.client.core import Core
 from vkqueue.client.future import Future
@@ -21,7 +21,9 @@ from vkqueue.client.launch import LaunchPlan
 from vkqueue.client.link import Link
 from vkqueue.client.module import BaseKernel, BaseModule, Saved, Source, load_params, source_params
 from vkqueue.client.recording import active
+from vkqueue.client.shared import new_memory
 from vkqueue.client.spawn import START_S, ensure_running
+from vkqueue.client.sync_array import DeviceArray, SharedArray
 from vkqueue.client.sync_graph import Graph
 from vkqueue.errors import ConnectionLostError, ShuttingDownError
 
@@ -30,73 +32,6 @@ T = TypeVar("T")
 
 # Arbitrary; a daemon greets within a millisecond, or after it has started its devices.
 _CONNECT_TIMEOUT = 30.0
-
-
-class DeviceArray(BaseDeviceArray):
-    """An array in the device's memory. Pass it to kernels; its contents stay there.
-
-    Made by `Client.array`, `zeros` and `empty`. `a[10:20]` and `a[3]` are views along the first axis, that keep the
-    memory alive. Unused memory is freed by itself, with the next request.
-    """
-
-    __slots__ = ("_client",)
-
-    def __init__(
-        self, client: Client, handle: Handle, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0
-    ) -> None:
-        super().__init__(handle, shape, dtype, offset)
-        self._client = client
-
-    def numpy(self) -> Array:
-        """Its contents as a new NumPy array."""
-        return self._client._finish(self.submit_get())
-
-    get = numpy
-
-    def set(self, value: npt.ArrayLike) -> None:
-        """Overwrite its contents by values of the same shape.
-
-        Raises:
-            InvalidError: another shape, or a dtype that does not convert.
-        """
-        self._client._finish(self.submit_set(value))
-
-    def submit_get(self) -> Future[Array]:
-        """Start `get`."""
-        return self._client._start(self._client.core.read, self)
-
-    def submit_set(self, value: npt.ArrayLike) -> Future[None]:
-        """Start `set`. The values are sent when it returns, and may change."""
-        return self._client._start(self._client.core.write, self, self.host_data(value))
-
-    def free(self) -> None:
-        """Free the memory now. Work that was started still has it; views of it are gone too."""
-        self._client.link.start(self._client.core.release, self.handle)
-
-    def __getitem__(self, key: object) -> DeviceArray:
-        shape, offset = self.geometry(key)
-        return DeviceArray(self._client, self.handle, shape, self.dtype, offset)
-
-    def view(self, dtype: npt.DTypeLike | None = None, shape: Shape = -1) -> DeviceArray:
-        """The same memory as another dtype or shape."""
-        dims, kind = self.reshaped(shape, dtype)
-        return DeviceArray(self._client, self.handle, dims, kind, self.offset)
-
-    def reshape(self, *shape: int) -> DeviceArray:
-        """The same memory in another shape; one size may be -1."""
-        return self.view(None, shape)
-
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
-        if copy is False:
-            raise ValueError("the contents of a device array can only be copied")
-        return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
-
-    def __enter__(self) -> DeviceArray:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._client.core.lost is None:
-            self.free()
 
 
 class Kernel(BaseKernel):
@@ -335,6 +270,34 @@ class Client:
     def empty(self, shape: Shape, dtype: npt.DTypeLike, *, device: int | None = None) -> DeviceArray:
         """As `zeros`: the daemon hands out no memory with another's data in it."""
         return self.zeros(shape, dtype, device=device)
+
+    def shared(self, shape: Shape, dtype: npt.DTypeLike, *, device: int | None = None) -> SharedArray:
+        """An array of zeros in memory that this process and the device have in common. If it cannot be had, whoever
+        uses the array first is told (or `flush`).
+
+        Raises:
+            OSError: this process has too many files open.
+        """
+        return self._share(as_shape(shape), numpy_dtype(dtype), None, device)
+
+    def shared_like(self, prototype: npt.ArrayLike | BaseDeviceArray, *, device: int | None = None) -> SharedArray:
+        """As `shared`, of the shape and dtype of another array."""
+        shape, dtype = form_of(prototype)
+        return self._share(shape, dtype, None, device)
+
+    def shared_array(
+        self, values: npt.ArrayLike, dtype: npt.DTypeLike | None = None, *, device: int | None = None
+    ) -> SharedArray:
+        """As `shared`, with these contents."""
+        data = host_array(values, dtype)
+        return self._share(data.shape, data.dtype, data, device)
+
+    def _share(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array | None, device: int | None
+    ) -> SharedArray:
+        memory, file = new_memory(shape, dtype, data)
+        handle = self.link.start(self.core.share, memory.size, file, device)
+        return SharedArray(self, handle, shape, dtype, memory=memory)
 
     def _create(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array | None, device: int | None

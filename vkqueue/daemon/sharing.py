@@ -7,14 +7,14 @@ writing, since kernels write.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import mmap
 import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vkqueue.errors import InvalidError, OutOfDeviceMemoryError, QuotaError, VkqueueError
+from vkqueue.mapping import map_shared
 from vkqueue.model import Shared
 
 if TYPE_CHECKING:
@@ -26,12 +26,7 @@ _MOST_ALIGNMENT = 64 * 1024
 _MOST_MAPPINGS = 16_384
 """A quarter of what a process may have by Linux' default (vm.max_map_count)."""
 
-_live: set[int] = set()  # addresses; what goes is taken out on whatever thread drops it
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_live: weakref.WeakSet[Shared] = weakref.WeakSet()
 
 _REQUIRED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _FORBIDDEN = fcntl.F_SEAL_WRITE | getattr(fcntl, "F_SEAL_FUTURE_WRITE", 0x10)
@@ -56,7 +51,7 @@ def receive_share(session: Session, msgid: int, size: object, most: int) -> None
                 {"quota": "max_shared_buffers", "limit": most},
             )
         if type(size) is int:
-            session.shares[msgid] = shared = Shared(shared_pages(file, size))
+            session.shares[msgid] = shared = shared_memory(file, size)
             session.shared.add(shared)
     except VkqueueError as error:
         session.shares[msgid] = error
@@ -64,7 +59,7 @@ def receive_share(session: Session, msgid: int, size: object, most: int) -> None
         os.close(file)
 
 
-def shared_pages(file: int, size: int) -> Any:
+def shared_memory(file: int, size: int) -> Shared:
     """Map as much of a client's file as a buffer of `size` bytes takes.
 
     Raises:
@@ -93,28 +88,16 @@ def shared_pages(file: int, size: int) -> Any:
     if os.fstatvfs(file).f_bsize != mmap.PAGESIZE:
         # A hole punched into huge pages may find no page later, which would kill whoever touches it.
         raise InvalidError("buffer.share: the memfd must have ordinary pages (no MFD_HUGETLB)")
-    # Not more than is counted: importing pins it. Devices want multiples of a page, or of a few.
-    length = min(length, -(-size // _MOST_ALIGNMENT) * _MOST_ALIGNMENT)
-    return _map(file, length)
-
-
-def _map(file: int, length: int) -> Any:
-    """A ctypes array over the file. Python's own mmap keeps a descriptor open for as long as it lives, and clients
-    would run the daemon out of those."""
     if len(_live) >= _MOST_MAPPINGS:
         raise OutOfDeviceMemoryError(
             f"buffer.share: the daemon has {_MOST_MAPPINGS} shared buffers, the most it maps at once; free some",
             {"limit": _MOST_MAPPINGS},
         )
-    address = _libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
-    if address == ctypes.c_void_p(-1).value:
-        raise InvalidError(f"buffer.share: the memfd cannot be mapped: {os.strerror(ctypes.get_errno())}")
-    pages = (ctypes.c_char * length).from_address(address)
-    _live.add(address)
-    weakref.finalize(pages, _unmap, address, length).atexit = False
-    return pages
-
-
-def _unmap(address: int, length: int) -> None:
-    _live.discard(address)  # first: once it is unmapped another thread may get the address
-    _libc.munmap(address, length)
+    # Not more than is counted: importing pins it. Devices want multiples of a page, or of a few.
+    length = min(length, -(-size // _MOST_ALIGNMENT) * _MOST_ALIGNMENT)
+    try:
+        shared = Shared(map_shared(file, length))
+    except OSError as error:
+        raise InvalidError(f"buffer.share: the memfd cannot be mapped: {error.strerror}") from error
+    _live.add(shared)
+    return shared

@@ -19,6 +19,12 @@ from vkqueue.wire.framing import Limits, structure_fault
 from vkqueue.wire.messages import U32_MAX, describe
 
 
+class WithFile(bytes):
+    """The bytes of a request that goes out with a file descriptor: `file`, whatever the caller gave for it."""
+
+    file: Any
+
+
 class ClientConnection(Connection):
     """A client's end.
 
@@ -35,14 +41,17 @@ class ClientConnection(Connection):
         self._last_msgid = 0
         self._heads: dict[str, bytes] = {}  # what stands between msgid and params, by method
 
-    def request(self, method: str, params: dict[str, Any] | None = None) -> int:
+    def request(self, method: str, params: dict[str, Any] | None = None, file: Any = None) -> int:
         """Queue a request and return its msgid. Large bytes-like values are sent as they are.
+
+        Args:
+            file: a descriptor that goes with it; the request is a `WithFile` of its own in `data_to_send` then.
 
         Raises:
             InvalidError: a value has no form in MessagePack.
             TooLargeError: over `max_message_bytes`; nothing is queued.
         """
-        return self._send(method, codec.pack_pieces(self._packer, params or {}))
+        return self._send(method, codec.pack_pieces(self._packer, params or {}), file)
 
     def request_packed(self, method: str, packed_params: bytes) -> int:
         """Queue a request whose named parameters are MessagePack (a map) already.
@@ -69,7 +78,7 @@ class ClientConnection(Connection):
             self._take(messages, answers)
         return answers
 
-    def _send(self, method: str, pieces: list[Piece]) -> int:
+    def _send(self, method: str, pieces: list[Piece], file: Any = None) -> int:
         head = self._heads.get(method)
         if head is None:
             head = self._heads[method] = codec.pack_with(self._packer, method) + b"\x91"
@@ -84,7 +93,12 @@ class ClientConnection(Connection):
             msgid = (msgid + 1) & U32_MAX
         self._last_msgid = msgid
         self.pending.add(msgid)
-        self._queue([request_head(0x94, REQUEST, 0xCE, msgid) + head, *pieces])
+        if file is None:
+            self._queue([request_head(0x94, REQUEST, 0xCE, msgid) + head, *pieces])
+        else:
+            whole = WithFile(b"".join((request_head(0x94, REQUEST, 0xCE, msgid), head, *pieces)))
+            whole.file = file
+            self._queue_alone(whole)
         return msgid
 
     def _take(self, messages: list[Any], answers: list[tuple[int, VkqueueError | None, Any]]) -> None:

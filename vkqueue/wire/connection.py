@@ -59,10 +59,15 @@ class Connection:
     def _queue(self, pieces: list[Piece]) -> None:
         for piece in pieces:
             if len(piece) >= codec.LARGE:
-                if self._small:
-                    self._chunks.append(b"".join(self._small))
-                    self._small = []
-                self._chunks.append(piece)
+                self._queue_alone(piece)
             else:
                 self._small.append(piece)
-            self.bytes_out += len(piece)
+                self.bytes_out += len(piece)
+
+    def _queue_alone(self, piece: Piece) -> None:
+        """Queue what is not joined with others."""
+        if self._small:
+            self._chunks.append(b"".join(self._small))
+            self._small = []
+        self._chunks.append(piece)
+        self.bytes_out += len(piece)
