@@ -10,8 +10,10 @@ that is not so: then the steps run in the order in which they were sent, with ba
 
 from __future__ import annotations
 
+from bisect import bisect, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import Any
 
 from vkqueue.errors import InvalidError
@@ -95,7 +97,7 @@ def _moved(ranges: Sequence[Range], places: Sequence[Where]) -> tuple[Range, ...
 
 
 def place(sizes: Mapping[int, int], spans: Mapping[int, tuple[int, int]], align: int) -> tuple[dict[int, int], int]:
-    """Where each thing lies, the largest first at the lowest offset that is free for all of its time.
+    """Where each thing lies: in the order of time, each in the smallest gap that earlier ones have left.
 
     Args:
         sizes: bytes of each; spans: its first and last time.
@@ -104,21 +106,39 @@ def place(sizes: Mapping[int, int], spans: Mapping[int, tuple[int, int]], align:
         Offsets, multiples of `align`; bytes needed in all.
     """
     offsets: dict[int, int] = {}
-    lying: list[tuple[int, int, int, int]] = []  # (offset, end, first, last), by offset
+    gaps: list[tuple[int, int]] = []  # (first byte, end byte), by place; no two touch
+    leaving: list[tuple[int, int, int]] = []  # (last time, first byte, end byte), as a heap
     total = 0
-    for key in sorted(sizes, key=lambda k: (-sizes[k], spans[k], k)):
+    for key in sorted(sizes, key=lambda k: (spans[k][0], -sizes[k], k)):
         size, (first, last) = -(-sizes[key] // align) * align, spans[key]
-        offset = 0
-        for low, high, since, until in lying:
-            if since <= last and first <= until:
-                if low >= offset + size:
-                    break
-                offset = max(offset, high)
+        while leaving and leaving[0][0] < first:
+            _, low, high = heappop(leaving)
+            _give_back(gaps, low, high)
+        if not size:
+            offsets[key] = 0
+            continue
+        fitting = [(high - low, low, high) for low, high in gaps if high - low >= size]
+        if fitting:
+            _, offset, end = min(fitting)
+            gaps.remove((offset, end))
+            if end > offset + size:
+                insort(gaps, (offset + size, end))
+        else:
+            offset = gaps.pop()[0] if gaps and gaps[-1][1] == total else total
+            total = offset + size
         offsets[key] = offset
-        lying.append((offset, offset + size, first, last))
-        lying.sort()
-        total = max(total, offset + size)
+        heappush(leaving, (last, offset, offset + size))
     return offsets, total
+
+
+def _give_back(gaps: list[tuple[int, int]], low: int, high: int) -> None:
+    """A gap more, one with those that it touches."""
+    at = bisect(gaps, (low, high))
+    if at < len(gaps) and gaps[at][0] == high:
+        high = gaps.pop(at)[1]
+    if at and gaps[at - 1][1] == low:
+        low = gaps.pop(at - 1)[0]
+    insort(gaps, (low, high))
 
 
 def arrange(plan: GraphPlan, order: Sequence[int], times: Sequence[int], align: int) -> Arrangement:
@@ -178,7 +198,8 @@ class Template:
         by_level = sorted(range(len(depths)), key=depths.__getitem__)  # stable
         as_sent = list(range(len(depths)))
         self._apart = arrange(plan, by_level, depths, align)
-        self._in_order = arrange(plan, as_sent, as_sent, align)
+        # A chain has one order: what no level needs at once no step does either.
+        self._in_order = self._apart if by_level == as_sent else arrange(plan, as_sent, as_sent, align)
         if self._apart.size > _MORE_MEMORY * self._in_order.size + _SPARE_BYTES:
             self._apart = self._in_order
         self.arena_bytes = max(self._apart.size, self._in_order.size)
