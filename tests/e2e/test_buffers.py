@@ -98,6 +98,19 @@ def test_S16_a_range_of_no_bytes_can_be_bound(client: RawClient) -> None:
         assert seen == length or (length == 0 and seen <= 4)  # an empty range is bound as a few bytes of nothing
 
 
+def test_S16_no_barrier_is_missing_where_nothing_is_written(any_client: RawClient) -> None:
+    """The validation layers take a bound byte for one that is written."""
+    x, y, empty = create(any_client, 256), create(any_client, 256), create(any_client, 0)
+    module = load(any_client, "axpy")
+    sent = [
+        any_client.send("dispatch", module=module, args=args, scalars=[64, 1.0], grid=[1])
+        for _ in range(8)
+        for args in ([x, [y, 0, 0]], [[y, 256, 0], empty])
+    ]
+    for msgid in sent:
+        any_client.wait(msgid)
+
+
 def test_rule_6_a_size_over_the_devices_limits_is_one_clear_error(any_client: RawClient) -> None:
     memory = device(any_client)["memory_bytes"]
     for size in (memory + 1, 2**62, 2**63 - 1):

@@ -253,21 +253,23 @@ class Buffers:
             buffer.taking.clear()  # which name the buffer
             self.destroy(buffer.store)
 
-    def empty_of(self, buffer: ClientBuffer) -> ClientBuffer:
-        """What to bind for an empty range of `buffer`: a descriptor's range must not be empty, and binding bytes of
-        the buffer itself would let a kernel write them. Its bytes are undefined.
+    def empty_range(self, buffer: ClientBuffer) -> tuple[int, int, int]:
+        """(VkBuffer, offset, range) to bind for an empty range of `buffer`: nothing, where the device can. Else, since
+        a descriptor's range must not be empty, a byte that is no byte of the buffer, for a kernel may write it.
 
         Raises:
             OutOfDeviceMemoryError
         """
+        if self._device.null_descriptors:
+            return 0, 0, binding.WHOLE_SIZE
         if buffer.size == 0:
-            return buffer
+            return buffer.handle, 0, 1
         if buffer.empty is None:
             buffer.empty = self.make(0, self.types.upload)
             mapping = buffer.empty.mapping
             assert mapping is not None
             mapping.zero(buffer.empty.offset, buffer.empty.capacity)
-        return buffer.empty
+        return buffer.empty.handle, 0, 1
 
     def make(self, size: int, memory_type: MemoryType) -> DeviceBuffer:
         """A buffer of at least `size` bytes (at least 1) with undefined contents.

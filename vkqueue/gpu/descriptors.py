@@ -127,7 +127,7 @@ class Descriptors:
         if offset < 0 or size < 0 or offset + size > buffer.size:
             raise InternalError(f"range {offset} + {size} lies outside buffer {id} of {buffer.size} bytes")
         if size == 0:
-            return self._buffers.empty_of(buffer).handle, 0, 1
+            return self._buffers.empty_range(buffer)
         return buffer.handle, offset, size
 
     def _remember(self, token: Token) -> None:

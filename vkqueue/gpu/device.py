@@ -122,6 +122,7 @@ class Device:
         push_descriptors: whether sets are pushed; `max_push_descriptors` is 0 when not.
         robust_ranges: accesses are bounded by the descriptor's range (robustBufferAccess2), rounded up to
             `robust_storage_alignment` and `robust_uniform_alignment`; when False only by the VkBuffer.
+        null_descriptors: whether a descriptor may name no buffer, which has no bytes.
         debug_labels: whether labels are wanted and possible.
         timestamp_period: nanoseconds a tick, 0.0 when the queue has no timestamps; `timestamp_mask` the valid bits.
         live: counts of objects by Vulkan type; shared with the instance.
@@ -157,6 +158,7 @@ class Device:
         self.robust_ranges = self.enabled.get("robustBufferAccess2", False)
         self.robust_storage_alignment: int = limits.get("robustStorageBufferAccessSizeAlignment", 4)
         self.robust_uniform_alignment: int = limits.get("robustUniformBufferAccessSizeAlignment", 4)
+        self.null_descriptors = self.enabled.get("nullDescriptor", False)
         self.push_descriptors = _push_descriptors(self, options.descriptors)
         self.max_push_descriptors: int = limits["maxPushDescriptors"] if self.push_descriptors else 0
         self.debug_labels = options.debug_labels and self.instance.debug_utils

@@ -309,7 +309,7 @@ class _Recording:
     def _replace_empty(self, into: Column, places: Any) -> None:
         for launch in np.flatnonzero(into[:, 2] == 0).tolist():
             place = places if isinstance(places, int) else int(places[launch])
-            into[launch] = self._of._buffers.empty_of(self._table.buffers[place]).handle, 0, 1
+            into[launch] = self._of._buffers.empty_range(self._table.buffers[place])
 
 
 def _run(calls: list[Iterator[Any]], count: int) -> None:

@@ -105,11 +105,13 @@ def test_rule_06_s16_an_empty_buffer_can_be_bound_and_read(open_rig: Callable[..
     assert rig.results(rig.dispatch("increment", (("inout", b""),))) == [[b""]]
 
 
+@pytest.mark.parametrize("robustness2", [True, False], ids=["null", "byte"])
 @pytest.mark.parametrize("descriptors", ["auto", "sets"])
 def test_rule_06_s16_an_empty_range_does_not_expose_its_buffer(
-    open_rig: Callable[..., Rig], descriptors: str
+    open_rig: Callable[..., Rig], descriptors: str, robustness2: bool
 ) -> None:
-    rig = open_rig(descriptors=descriptors)
+    """Nothing is bound, or a byte that is no byte of the buffer."""
+    rig = open_rig(descriptors=descriptors, robustness2=robustness2)
     buffer, size = rig.buffer(b"\xff" * 512), rig.buffer(4)
     for offset in (0, 256, 512):
         rig.results(rig.dispatch("length", ((buffer, offset, 0), size)))
