@@ -193,6 +193,8 @@ class GraphNode:
         barrier: stands before this node.
         pipeline, layout, constants, grid: of DISPATCH.
         data: of FILL the 32-bit word, of WRITE bytes (a multiple of 4).
+        late, late_grid: places in the instance's `numbers` of what stands there instead of constants or data, and of
+            the grid; -1 where the node has them itself.
     """
 
     op: int
@@ -205,6 +207,8 @@ class GraphNode:
     constants: bytes = b""
     grid: tuple[int, int, int] = (1, 1, 1)
     data: int | bytes = 0
+    late: int = -1
+    late_grid: int = -1
     label: str = ""
 
 
@@ -220,6 +224,7 @@ class GraphInstance:
         transients: (place, size) of what comes and leaves with a launch: copied there before the nodes and from there
             after them.
         results: names of those that leave.
+        numbers: constants, data and grids that came with the launch.
     """
 
     id: int
@@ -228,6 +233,19 @@ class GraphInstance:
     arenas: tuple[tuple[int, int], ...] = ()
     transients: tuple[tuple[int, int], ...] = ()
     results: tuple[str, ...] = ()
+    numbers: tuple[Any, ...] = ()
+
+    def constants(self, node: GraphNode) -> bytes:
+        """The push constants of a DISPATCH."""
+        return node.constants if node.late < 0 else self.numbers[node.late]
+
+    def grid(self, node: GraphNode) -> tuple[int, int, int]:
+        """The grid of a DISPATCH."""
+        return node.grid if node.late_grid < 0 else self.numbers[node.late_grid]
+
+    def data(self, node: GraphNode) -> Any:
+        """What a FILL or WRITE writes."""
+        return node.data if node.late < 0 else self.numbers[node.late]
 
 
 @dataclass(slots=True)

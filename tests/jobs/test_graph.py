@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -126,17 +127,23 @@ def test_a_copy_onto_itself_is_refused_when_it_is_bound() -> None:
         bind(graph, {0: (11, 0), 1: (11, 32)})
 
 
-def test_nodes_are_shared_but_for_those_that_scalars_change() -> None:
+def test_nodes_are_shared_and_equal_numbers_are_worked_out_once() -> None:
     plan = Graphs().check(
-        call("map", "x", "y"), call("scaled", "x", "z", scalars=[{"scalar": "n"}, 1.0]),
+        call("map", "x", "y"), *[call("scaled", "x", "z", scalars=[{"scalar": "n"}, 1.0])] * 5,
+        call("scaled", "x", "z", scalars=[{"scalar": "n"}, 2.0], grid=[{"scalar": "n"}]),
         inputs={"x": 64}, outputs={"y": 64, "z": 64}, scalars={"n": "uint32"},
     )  # fmt: skip
     graph = template(plan)
     bound = {0: (11, 0), 1: (12, 0), 2: (13, 0)}
-    one, two = (bind(graph, bound, n=n)[0].nodes for n in (1, 2))
-    assert one[0] is two[0]
-    assert one[1].constants != two[1].constants
-    assert [node.pipeline for node in one] == [PIPELINES["map"], PIPELINES["scaled"]]
+    one, two = (bind(graph, bound, n=n)[0] for n in (1, 2))
+    assert one.nodes is two.nodes
+    assert len(one.numbers) == 3
+    first, second, *_, last = one.nodes
+    assert [node.pipeline for node in (first, second)] == [PIPELINES["map"], PIPELINES["scaled"]]
+    for instance, n in ((one, 1), (two, 2)):
+        assert instance.constants(second) == struct.pack("<If", n, 1.0)
+        assert (instance.constants(last), instance.grid(last)) == (struct.pack("<If", n, 2.0), (n, 1, 1))
+    assert (one.constants(first), one.grid(first)) == (b"", (1, 1, 1))
 
 
 def test_what_a_launch_touches() -> None:

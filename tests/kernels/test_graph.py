@@ -9,10 +9,16 @@ import pytest
 from support.graphs import ALIGN, Graphs, call
 
 from vkqueue.errors import InvalidError, NotFoundError
-from vkqueue.kernels.graph_plan import BUFFER, CONSTANT
+from vkqueue.kernels.graph_plan import BUFFER, CONSTANT, GraphPlan, Step
 from vkqueue.model import COPY, DISPATCH, FILL, WRITE
 
 XY: dict[str, Any] = {"inputs": {"x": 64}, "outputs": {"y": 64}, "temporaries": {"t": 64}}
+
+
+def late(step: Step, plan: GraphPlan, given: dict[str, Any]) -> tuple[Any, Any]:
+    """What a launch has in place of a step's constants or data, and of its grid."""
+    first, second = (None if n is None else n.resolve(given, plan.scalars) for n in (step.late, step.late_grid))
+    return first, second
 
 
 def test_names_ranges_and_handles() -> None:
@@ -51,10 +57,10 @@ def test_scalars_and_grids_that_come_with_a_launch() -> None:
     )  # fmt: skip
     given = {"n": 5, "k": 1.5}
     plan.check_scalars(given)
-    first, second, third = (step.with_scalars(step.node, given, plan.scalars) for step in plan.steps)
-    assert first.constants == struct.pack("<If", 5, 0.5)
-    assert (second.constants, second.grid) == (struct.pack("<If", 9, 1.5), (5, 2, 1))
-    assert third.data == int.from_bytes(struct.pack("<f", 1.5), "little")
+    first, second, third = plan.steps
+    assert late(first, plan, given) == (struct.pack("<If", 5, 0.5), None)
+    assert late(second, plan, given) == (struct.pack("<If", 9, 1.5), (5, 2, 1))
+    assert late(third, plan, given) == (int.from_bytes(struct.pack("<f", 1.5), "little"), None)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +82,9 @@ def test_scalars_of_a_launch_are_checked(given: dict[str, Any], says: str) -> No
 def test_a_scalar_may_be_right_by_itself_and_wrong_for_a_kernel() -> None:
     plan = Graphs().check(call("narrow", "x", scalars=[{"scalar": "n"}]), inputs={"x": 64}, scalars={"n": "uint32"})
     [step] = plan.steps
-    assert step.with_scalars(step.node, {"n": 255}, plan.scalars).constants == b"\xff\0\0\0"
+    assert late(step, plan, {"n": 255}) == (b"\xff\0\0\0", None)
     with pytest.raises(InvalidError, match="outside uint8"):
-        step.with_scalars(step.node, {"n": 256}, plan.scalars)
+        late(step, plan, {"n": 256})
 
 
 def test_data_of_a_node_is_put_in_place_by_a_step_of_its_own() -> None:
@@ -103,7 +109,8 @@ def test_a_tvm_kernel_takes_its_scalars_in_a_block_that_a_launch_may_change() ->
     )  # fmt: skip
     put, node = plan.steps
     assert (node.node.grid, node.node.constants, len(node.node.entries)) == ((3, 1, 1), b"", 2)
-    assert put.with_scalars(put.node, {"n": 77}, plan.scalars).data == struct.pack("<If", 77, 2.0)
+    assert late(put, plan, {"n": 77}) == (struct.pack("<If", 77, 2.0), None)
+    assert node.late is None
 
 
 def test_a_temporary_that_is_accumulated_into_begins_as_zeros() -> None:

@@ -31,19 +31,19 @@ def run_graph(row: Row, memory: Memory, run: Run) -> list[bytes]:
         if kind != "in":
             leaving.append((place, size))
     for node in instance.nodes:
-        _run_node(node, at, run)
+        _run_node(instance, node, at, run)
     return [bytes(at(place, 0, size)) for place, size in leaving]
 
 
-def _run_node(node: GraphNode, at: Callable[[int, int, int], memoryview], run: Run) -> None:
+def _run_node(
+    instance: GraphInstance, node: GraphNode, at: Callable[[int, int, int], memoryview], run: Run
+) -> None:
     where = [at(*entry) for entry in node.entries]
     if node.op == DISPATCH:
-        run(node.pipeline, where, node.constants, node.grid)
+        run(node.pipeline, where, instance.constants(node), instance.grid(node))
     elif node.op == COPY:
         where[1][:] = bytes(where[0])
     elif node.op == FILL:
-        assert isinstance(node.data, int)
-        where[0][:] = node.data.to_bytes(4, "little") * (len(where[0]) // 4)
+        where[0][:] = instance.data(node).to_bytes(4, "little") * (len(where[0]) // 4)
     else:
-        assert isinstance(node.data, bytes)
-        where[0][:] = node.data
+        where[0][:] = instance.data(node)

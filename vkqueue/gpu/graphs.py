@@ -262,21 +262,25 @@ class Graphs:
                     self._device.raw.cmd_bind_pipeline(command, _COMPUTE_POINT, pipeline.handle_param)
                     bound = pipeline
                 self._bind(recording, pipeline.layout, self._packed(instance, node))
-                self._dispatch(command, pipeline.layout, node, constants)
-                constants = node.constants
+                wanted = instance.constants(node)
+                self._dispatch(command, pipeline.layout, wanted if wanted != constants else None, instance.grid(node))
+                constants = wanted
             else:
                 self._move(command, instance, node)
             if labels:
                 commands.end_label(command)
 
-    def _dispatch(self, command: Any, layout: PipelineLayout, node: GraphNode, pushed: bytes | None) -> None:
+    def _dispatch(
+        self, command: Any, layout: PipelineLayout, constants: bytes | None, grid: tuple[int, int, int]
+    ) -> None:
+        """Constants only where they are not pushed already."""
         size, raw = layout.push_constant_bytes, self._device.raw
-        if size and node.constants != pushed:
-            if len(node.constants) != size:
-                raise InternalError(f"{len(node.constants)} bytes of constants for a block of {size}")
-            raw.cmd_push_constants(command, layout.handle_param, _COMPUTE_STAGE, 0, size, node.constants)
-        if all(node.grid):
-            raw.cmd_dispatch(command, *node.grid)
+        if size and constants is not None:
+            if len(constants) != size:
+                raise InternalError(f"{len(constants)} bytes of constants for a block of {size}")
+            raw.cmd_push_constants(command, layout.handle_param, _COMPUTE_STAGE, 0, size, constants)
+        if all(grid):
+            raw.cmd_dispatch(command, *grid)
 
     def _pipeline(self, node: GraphNode) -> Pipeline:
         pipeline = self._pipelines.get(node.pipeline)
@@ -326,11 +330,9 @@ class Graphs:
             (source, start), (target, place) = where
             self._commands.copy(command, source, start, target, place, size)
         elif node.op == FILL:
-            assert isinstance(node.data, int)
-            self._commands.fill(command, where[0][0], where[0][1], size, node.data)
+            self._commands.fill(command, where[0][0], where[0][1], size, instance.data(node))
         else:
-            assert isinstance(node.data, bytes)
-            self._commands.update(command, where[0][0], where[0][1], node.data)
+            self._commands.update(command, where[0][0], where[0][1], instance.data(node))
 
     def _new_command(self) -> int:
         device = self._device

@@ -18,7 +18,7 @@ from typing import Any
 
 from vkqueue.errors import InvalidError
 from vkqueue.jobs.stream import Stream
-from vkqueue.kernels.graph_plan import CONSTANT, INPUT, OUTPUT, TEMPORARY, GraphPlan, Step
+from vkqueue.kernels.graph_plan import CONSTANT, INPUT, OUTPUT, TEMPORARY, GraphPlan, Late, Step
 from vkqueue.model import BARRIER, COPY, GraphInstance, GraphNode, Range, Row, Token
 
 # Levels may need more memory than the order as sent. Arbitrary: twice as much, and some more, is worth fewer barriers.
@@ -193,7 +193,8 @@ class Template:
     def __init__(self, plan: GraphPlan, pipelines: Mapping[Any, int], align: int, *, every: bool = False) -> None:
         self.plan = plan
         self._every = every
-        self._nodes = [self._with_pipeline(step, pipelines) for step in plan.steps]
+        self._numbers: dict[object, tuple[int, Late]] = {}
+        self._nodes = [self._whole(step, pipelines) for step in plan.steps]
         depths = levels(self._nodes)
         by_level = sorted(range(len(depths)), key=depths.__getitem__)  # stable
         as_sent = list(range(len(depths)))
@@ -203,21 +204,24 @@ class Template:
         if self._apart.size > _MORE_MEMORY * self._in_order.size + _SPARE_BYTES:
             self._apart = self._in_order
         self.arena_bytes = max(self._apart.size, self._in_order.size)
-        self._static = self._arranged(self._apart, self._apart.barriers, self._nodes)
+        self._static = self._arranged(self._apart, self._apart.barriers)
         self.barrier_count = sum(node.barrier for node in self._static)
         ends = [p for p in plan.places if p.role in (INPUT, OUTPUT)]
         everywhere = dict.fromkeys((p.id - 1 for p in ends), (0, 0))
         self._inline, self.inline_bytes = place({p.id - 1: p.size for p in ends}, everywhere, align)
-        self._dynamic = [index for index, step in enumerate(plan.steps) if step.dynamic]
 
-    @staticmethod
-    def _with_pipeline(step: Step, pipelines: Mapping[Any, int]) -> GraphNode:
-        return step.node if step.kernel is None else replace(step.node, pipeline=pipelines[step.kernel])
+    def _whole(self, step: Step, pipelines: Mapping[Any, int]) -> GraphNode:
+        """A step's node with its pipeline, and with places for what comes with launches; equal numbers share one."""
+        if step.kernel is None and step.late is None:
+            return step.node
+        late, late_grid = (
+            -1 if number is None else self._numbers.setdefault(number.key, (len(self._numbers), number))[0]
+            for number in (step.late, step.late_grid)
+        )
+        return replace(step.node, pipeline=pipelines.get(step.kernel, 0), late=late, late_grid=late_grid)
 
-    def _arranged(
-        self, arrangement: Arrangement, where: Sequence[bool], nodes: Sequence[GraphNode]
-    ) -> tuple[GraphNode, ...]:
-        ordered = [nodes[index] for index in arrangement.order]
+    def _arranged(self, arrangement: Arrangement, where: Sequence[bool]) -> tuple[GraphNode, ...]:
+        ordered = [self._nodes[index] for index in arrangement.order]
         wanted = [True] * len(ordered) if self._every else where
         wanted = [False, *wanted[1:]]  # before the first one stands the launch's own
         return tuple(
@@ -238,7 +242,8 @@ class Template:
         bound = dict(binding.buffers)
         for number, _ in binding.inline:
             bound[number] = (binding.inline_arena, self._inline[number])
-        nodes, places = self._bound(bound, binding.arena, scalars)
+        nodes, places = self._bound(bound, binding.arena)
+        types = self.plan.scalars
         arenas = []
         if self.arena_bytes:
             arenas.append((binding.arena, self.arena_bytes))
@@ -248,28 +253,22 @@ class Template:
             id, nodes, places, tuple(arenas),
             transients=tuple((number, self.plan.places[number].size) for number, _ in binding.inline),
             results=tuple(self.plan.places[number].name for number, kind in binding.inline if kind != "in"),
+            numbers=tuple([number.resolve(scalars, types) for _, number in self._numbers.values()]),
         )  # fmt: skip
         return instance, self._token(token, binding.buffers, arenas)
 
-    def _bound(
-        self, bound: Mapping[int, Where], arena: int, scalars: Mapping[str, Any]
-    ) -> tuple[tuple[GraphNode, ...], tuple[Where, ...]]:
+    def _bound(self, bound: Mapping[int, Where], arena: int) -> tuple[tuple[GraphNode, ...], tuple[Where, ...]]:
         meets = self._meets(bound)
         arrangement = self._in_order if meets else self._apart
         places = tuple(
             (arena, arrangement.offsets[n]) if n in arrangement.offsets else bound.get(n, (arena, 0))
             for n in range(len(self.plan.places))
         )
-        if not meets and not self._dynamic:
+        if not meets:
             return self._static, places
-        nodes = list(self._nodes)
-        for index in self._dynamic:
-            nodes[index] = self.plan.steps[index].with_scalars(nodes[index], scalars, self.plan.scalars)
-        where: Sequence[bool] = arrangement.barriers
-        if meets:
-            _check_copies(nodes, places)
-            where = barriers([nodes[index] for index in arrangement.order], places)
-        return self._arranged(arrangement, where, nodes), places
+        _check_copies(self._nodes, places)
+        where = barriers([self._nodes[index] for index in arrangement.order], places)
+        return self._arranged(arrangement, where), places
 
     def _token(self, id: int, bound: Mapping[int, Where], arenas: Sequence[tuple[int, int]]) -> Token:
         """What a launch touches; the arenas are one with the clients' buffers there, so that launches that share one

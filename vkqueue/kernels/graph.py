@@ -18,10 +18,12 @@ from vkqueue.kernels.graph_plan import (
     OUTPUT,
     TEMPORARY,
     GraphPlan,
+    LateGrid,
+    LateScalars,
+    LateWord,
     Place,
     Step,
     padded,
-    word_of,
 )
 from vkqueue.kernels.plan import Binding, Bound, BoundBuffer, Plan
 from vkqueue.kernels.scalars import TYPES
@@ -127,19 +129,20 @@ class _Checker:
         constants = plan.scalars.pack(scalars if type(scalars) is not list else self._samples(scalars))
         if plan.uniform is not None:
             plan.provide(bound, constants)
-        dynamic = (plan.scalars, scalars) if type(scalars) is list and _refers(scalars) else None
-        entries = self._put_constants(bound, dynamic if plan.uniform is not None else None)
+        block = plan.uniform is not None
+        late = LateScalars(plan.scalars, scalars, block) if type(scalars) is list and _refers(scalars) else None
+        entries = self._put_constants(bound, late if block else None)
         grid, groups = self._grid(plan, node)
         self._append(
             Step(
                 GraphNode(
                     DISPATCH, entries, tuple(map(_lowered, bound.reads)), tuple(map(_lowered, bound.writes)),
-                    layout=plan.layout, constants=constants if plan.uniform is None else b"", grid=grid,
+                    layout=plan.layout, constants=b"" if block else constants, grid=grid,
                     label=label or plan.name,
                 ),
                 kernel,
-                values=dynamic if plan.uniform is None else None,
-                grid=groups,
+                late=None if block else late,
+                late_grid=groups,
             )
         )  # fmt: skip
 
@@ -162,15 +165,15 @@ class _Checker:
             raise InvalidError(f"fill: {target[2]} bytes from {target[1]} on; both must be multiples of 4")
         place = self._places[target[0]]
         place.align = max(place.align, 4)
-        name = self._reference(value) if type(value) is dict else None
+        name = LateWord(self._reference(value)) if type(value) is dict else None
         if name is not None:
-            word = word_of(self._scalars[name], _SAMPLES.get(self._scalars[name], 1))
+            word = name.resolve(dict.fromkeys((name.name,), self._samples([value])[0]), self._scalars)
         elif value is None or (type(value) is int and 0 <= value <= _WORD_MAX):
             word = value or 0
         else:
             raise InvalidError(f"value: expected a 32-bit word (0 to {_WORD_MAX}) or a scalar, got {brief(value)}")
         writes = (_extent(target),) if target[2] else ()
-        self._append(Step(GraphNode(FILL, (target,), (), writes, data=word, label=label or "fill"), word=name))
+        self._append(Step(GraphNode(FILL, (target,), (), writes, data=word, label=label or "fill"), late=name))
 
     def _append(self, step: Step) -> None:
         node = step.node
@@ -253,11 +256,11 @@ class _Checker:
         self._check_range(place, entry)
         return place.id - 1, entry[1], entry[2]
 
-    def _put_constants(self, bound: Bound, dynamic: Any) -> tuple[tuple[int, int, int], ...]:
+    def _put_constants(self, bound: Bound, late: LateScalars | None) -> tuple[tuple[int, int, int], ...]:
         """The descriptors, with a place for each entry that brings data; a step puts the data there.
 
         Args:
-            dynamic: who packs the last of them anew for each launch, if it is a uniform buffer of scalars.
+            late: the last of them, if it is a uniform buffer of scalars that come with each launch.
         """
         places: list[int] = []
         for number, (kind, value) in enumerate(bound.payload):
@@ -274,7 +277,7 @@ class _Checker:
             written = ((place.id - 1, 0, len(data)),)
             step = Step(GraphNode(WRITE, written, (), written if data else (), data=data, label="constants"))
             if number == len(bound.payload) - 1:
-                step.values = dynamic
+                step.late = late
             if data:
                 self._append(step)
             places.append(place.id - 1)
@@ -306,14 +309,14 @@ class _Checker:
             raise InvalidError(f"the graph has no scalar {brief(name)}; it has {', '.join(self._scalars) or 'none'}")
         return name
 
-    def _grid(self, plan: Plan, node: Mapping[str, Any]) -> tuple[tuple[int, int, int], Any]:
+    def _grid(self, plan: Plan, node: Mapping[str, Any]) -> tuple[tuple[int, int, int], LateGrid | None]:
         if ("grid" in node) == ("launch" in node):
             raise InvalidError("give one of grid and launch")
         if "launch" in node:
             return plan.launch(node["launch"]), None
         grid = node["grid"]
         if type(grid) is list and _refers(grid):
-            return plan.grid(self._samples(grid)), (plan, grid)
+            return plan.grid(self._samples(grid)), LateGrid(plan, grid)
         return plan.grid(grid), None
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from vkqueue.errors import InvalidError, brief
 from vkqueue.kernels.plan import Plan
 from vkqueue.kernels.scalars import ScalarPacker, pack_value, type_size, value_error
-from vkqueue.model import WRITE, GraphNode
+from vkqueue.model import GraphNode
 
 INPUT, OUTPUT, TEMPORARY, BUFFER, CONSTANT = "input", "output", "temporary", "buffer", "constant"
 
@@ -44,44 +44,82 @@ class Place:
         return f"{self.role} {self.name!r}" if self.role in (INPUT, OUTPUT, TEMPORARY) else self.name
 
 
+@dataclass(frozen=True, slots=True)
+class LateScalars:
+    """Scalars in member order, with {"scalar": name} for those that come with a launch.
+
+    Attributes:
+        block: they go by a uniform buffer, so as whole words.
+    """
+
+    packer: ScalarPacker
+    values: list[Any]
+    block: bool
+
+    @property
+    def key(self) -> object:
+        """Equal for two that are always the same bytes."""
+        return id(self.packer), repr(self.values), self.block
+
+    def resolve(self, scalars: Mapping[str, Any], types: Mapping[str, str]) -> bytes:
+        """What a launch with these numbers has.
+
+        Raises:
+            InvalidError: one is out of its member's range.
+        """
+        packed = self.packer.pack(_filled_in(self.values, scalars))
+        return padded(packed) if self.block else packed
+
+
+@dataclass(frozen=True, slots=True)
+class LateGrid:
+    """Work groups in the same way."""
+
+    plan: Plan
+    groups: list[Any]
+
+    @property
+    def key(self) -> object:
+        """As of LateScalars."""
+        return id(self.plan), repr(self.groups)
+
+    def resolve(self, scalars: Mapping[str, Any], types: Mapping[str, str]) -> tuple[int, int, int]:
+        """Raises InvalidError for a grid over the device's limit."""
+        return self.plan.grid(_filled_in(self.groups, scalars))
+
+
+@dataclass(frozen=True, slots=True)
+class LateWord:
+    """The word of a fill, by the name of the scalar that it is filled with."""
+
+    name: str
+
+    @property
+    def key(self) -> object:
+        """As of LateScalars."""
+        return self.name
+
+    def resolve(self, scalars: Mapping[str, Any], types: Mapping[str, str]) -> int:
+        """The word."""
+        return word_of(types[self.name], scalars[self.name])
+
+
+Late: TypeAlias = LateScalars | LateGrid | LateWord
+
+
 @dataclass(slots=True)
 class Step:
     """A node, and what of it comes with a launch.
 
     Attributes:
         kernel: the caller's object for it, of a dispatch.
-        values: scalars in member order with {"scalar": name} among them, and who packs them; None when all are known.
-        grid: work groups in the same way, and the plan that checks them.
-        word: of a fill, the name of the scalar that it fills with.
+        late: what stands in place of its constants or data, late_grid: of its grid; None where it has them itself.
     """
 
     node: GraphNode
     kernel: Any = None
-    values: tuple[ScalarPacker, list[Any]] | None = None
-    grid: tuple[Plan, list[Any]] | None = None
-    word: str | None = None
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether `with_scalars` changes it."""
-        return self.values is not None or self.grid is not None or self.word is not None
-
-    def with_scalars(self, node: GraphNode, scalars: Mapping[str, Any], types: Mapping[str, str]) -> GraphNode:
-        """`node`, which came of this step, with these numbers.
-
-        Raises:
-            InvalidError: one is out of its member's range, or a grid over the device's limit.
-        """
-        if self.values is not None:
-            packer, values = self.values
-            packed = packer.pack(_filled_in(values, scalars))
-            node = replace(node, data=padded(packed)) if node.op == WRITE else replace(node, constants=packed)
-        if self.grid is not None:
-            plan, groups = self.grid
-            node = replace(node, grid=plan.grid(_filled_in(groups, scalars)))
-        if self.word is not None:
-            node = replace(node, data=word_of(types[self.word], scalars[self.word]))
-        return node
+    late: LateScalars | LateWord | None = None
+    late_grid: LateGrid | None = None
 
 
 @dataclass(slots=True)
