@@ -15,12 +15,12 @@ from vkqueue.errors import BY_CODE
 
 PUBLIC = [
     "Binding", "Client", "CompileError", "ConnectionLostError", "DeniedError", "DependencyError", "Device",
-    "DeviceArray", "DeviceLostError", "Future", "Graph", "InternalError", "InvalidError", "JobCancelledError",
+    "DeviceArray", "DeviceLostError", "Each", "Future", "Graph", "InternalError", "InvalidError", "JobCancelledError",
     "JobExpiredError", "JobTimeoutError", "Kernel", "Limits", "Module", "NotFoundError", "Out",
     "OutOfDeviceMemoryError", "OverloadedError", "ProtocolError", "QuotaError", "Saved", "Scalar",
     "SharedArray", "ShuttingDownError", "Signature", "SpecConstant", "Timed", "Timing", "TooLargeError",
     "UnknownMethodError",
-    "UnsupportedError", "VkqueueError", "__version__", "connect", "out",
+    "UnsupportedError", "VkqueueError", "__version__", "connect", "each", "out",
 ]  # fmt: skip
 
 PUBLIC_AIO = [

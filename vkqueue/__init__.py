@@ -37,6 +37,7 @@ from vkqueue.errors import (
 
 if TYPE_CHECKING:
     from vkqueue.client.array import Out, out
+    from vkqueue.client.each import Each, each
     from vkqueue.client.future import Future
     from vkqueue.client.info import Device, Limits
     from vkqueue.client.launch import Timed, Timing
@@ -52,7 +53,7 @@ __all__ = [
     "connect", "Client", "Module", "Kernel", "Graph",
     "DeviceArray", "SharedArray", "Future", "Device", "Limits", "Saved",
     # Arguments and results.
-    "out", "Out", "Timed", "Timing",
+    "out", "Out", "each", "Each", "Timed", "Timing",
     # Reflection.
     "Signature", "Binding", "Scalar", "SpecConstant",
     # Errors.
@@ -66,6 +67,8 @@ __all__ = [
 _HOMES = {
     "Out": "vkqueue.client.array",
     "out": "vkqueue.client.array",
+    "Each": "vkqueue.client.each",
+    "each": "vkqueue.client.each",
     "Future": "vkqueue.client.future",
     "Device": "vkqueue.client.info",
     "Limits": "vkqueue.client.info",

@@ -65,6 +65,26 @@ class AsyncKernel(BaseKernel):
         future = client.link.start(client.core.launch, launch)
         return await client._written(future) if launch.bound.hosts or client.link.crowded() else future
 
+    async def many(self, *args: Any, count: int | None = None, **keywords: Any) -> Any:
+        """Run it many times by one request; see `vkqueue.Kernel.many`. Cancelled, the work is taken back if it was not
+        submitted yet.
+
+        Raises:
+            InvalidError: an argument is wrong, or they are for different numbers of launches.
+            VkqueueError: it failed.
+        """
+        return await (await self.submit_many(*args, count=count, **keywords))
+
+    async def submit_many(self, *args: Any, count: int | None = None, **keywords: Any) -> AsyncFuture[Any]:
+        """Start `many`. Arguments are sent when this returns, and may change.
+
+        Raises:
+            InvalidError: an argument is wrong.
+        """
+        launch = self._many(args, count, keywords)
+        future: AsyncFuture[Any] = self._client.link.start(self._client.core.launch, launch)
+        return await self._client._written(future)  # type: ignore[no-any-return]
+
 
 class AsyncModule(BaseModule[AsyncKernel]):
     """A loaded module. `module["name"]` is a kernel, `module.kernel` the only one."""

@@ -88,7 +88,7 @@ def bind(bindings: Sequence[Binding], values: Sequence[Any], rules: Rules, *, in
     bound = Bound()
     for binding, value in zip(bindings, values, strict=True):
         if binding.count == 1:
-            _bind_one(binding, value, bound, bound.args, rules, inplace)
+            bind_one(binding, value, bound, bound.args, rules, inplace)
             continue
         if not isinstance(value, (list, tuple)) or len(value) != binding.count:
             got = f"{len(value)}" if isinstance(value, (list, tuple)) else _kind(value)
@@ -99,14 +99,19 @@ def bind(bindings: Sequence[Binding], values: Sequence[Any], rules: Rules, *, in
             )
         elements: list[Any] = []
         for element in value:
-            _bind_one(binding, element, bound, elements, rules, inplace)
+            bind_one(binding, element, bound, elements, rules, inplace)
         bound.args.append({"array": elements})
     return bound
 
 
-def _bind_one(
+def bind_one(
     binding: Binding, value: object, bound: Bound, place: list[Any], rules: Rules, inplace: bool
 ) -> None:
+    """Turn one value into what travels, at the end of `place`.
+
+    Raises:
+        InvalidError: it does not fit the binding.
+    """
     if isinstance(value, BaseDeviceArray):
         _check_device_array(binding, value, rules)
         bound.arrays.append(value)
@@ -133,10 +138,10 @@ def _check_device_array(binding: Binding, array: BaseDeviceArray, rules: Rules) 
             f"of {alignment} ({limit}); slice at such a place, or copy it into an array of its own",
             {"offset": array.offset, limit: alignment},
         )
-    _check_form(binding, array.nbytes, array.dtype)
+    check_form(binding, array.nbytes, array.dtype)
 
 
-def _check_form(binding: Binding, nbytes: int, dtype: np.dtype[Any] | None) -> None:
+def check_form(binding: Binding, nbytes: int, dtype: np.dtype[Any] | None) -> None:
     """Raise if memory of this form cannot be what the kernel expects. Without a dtype only the size is checked."""
     if nbytes < binding.size:
         raise InvalidError(
@@ -160,9 +165,9 @@ def _host_entry(binding: Binding, value: object, place: list[Any], inplace: bool
         if value < 0:
             raise InvalidError(f"{binding.label}: an integer is a result's size in bytes, got {value}")
         value = Out((operator.index(value),), _BYTE)
-        _check_form(binding, value.nbytes, None)
+        check_form(binding, value.nbytes, None)
     elif isinstance(value, Out):
-        _check_form(binding, value.nbytes, value.dtype)
+        check_form(binding, value.nbytes, value.dtype)
     else:
         return _array_entry(binding, value, place, inplace)
     if not binding.written:
@@ -173,7 +178,7 @@ def _host_entry(binding: Binding, value: object, place: list[Any], inplace: bool
 def _array_entry(binding: Binding, value: object, place: list[Any], inplace: bool) -> HostEntry:
     index = len(place)
     array, dtype = _host_array(binding, value)
-    _check_form(binding, array.nbytes, dtype)
+    check_form(binding, array.nbytes, dtype)
     if not binding.written:
         return HostEntry(place, index, "in", host_bytes(array), array.nbytes, None)
     target: Array | None = None

@@ -14,12 +14,14 @@ class Limits:
     Attributes:
         max_message_bytes: of one message; larger transfers are split by the client.
         max_queued_jobs: launches and transfers under way; the client holds back what is over it.
+        max_many_launches: of one `kernel.many`; 0 if the daemon is older than that.
     """
 
     max_message_bytes: int
     max_buffers: int
     max_memory_bytes: int
     max_queued_jobs: int
+    max_many_launches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Hello:
             session=wire["session"],
             device=wire.get("device"),
             devices=tuple(Device.from_wire(d) for d in wire["devices"]),
-            limits=Limits(**{name: limits[name] for name in Limits.__slots__}),
+            limits=Limits(**{name: limits[name] for name in Limits.__slots__ if name in limits}),
         )
 
     @property

@@ -94,14 +94,17 @@ class LaunchPlan:
         module: its handle.
         rules: what arguments must agree with.
         max_bytes: how many bytes of arguments, or of results, one message may carry.
+
+    Attributes:
+        scalars: packs what is pushed.
     """
 
     def __init__(self, signature: Signature, module: Handle, rules: Rules, max_bytes: int) -> None:
         self.signature = signature
         self.module = module
         self.scalars = ScalarPacker(signature)
-        self._rules = rules
-        self._max_bytes = max_bytes
+        self.rules = rules
+        self.max_bytes = max_bytes
         self._bindings = {b.name: i for i, b in reversed(list(enumerate(signature.bindings))) if b.name}
         self._names = frozenset(self.scalars.names)
         self._max_keywords = len(self.scalars.names) + 1
@@ -143,9 +146,9 @@ class LaunchPlan:
         if signature.unsupported:
             raise UnsupportedError(f"kernel {signature.name!r} cannot run here: {signature.unsupported}")
         self.module.check(f"the module of kernel {signature.name!r}")
-        options, scalars, named = self._sort(keywords, len(args))
-        values = self._in_order(args, named)
-        bound = bind(signature.bindings, values, self._rules, inplace=bool(options.get("inplace")))
+        options, scalars, named = self.sort(keywords, len(args))
+        values = self.in_order(args, named)
+        bound = bind(signature.bindings, values, self.rules, inplace=bool(options.get("inplace")))
         params: dict[str, Any] = {"module": self.module.id, "kernel": signature.name, "args": bound.args}
         launch = Launch(params, bound, timing=bool(options.get("timing")))
         constants = options.get("specialization")
@@ -159,15 +162,19 @@ class LaunchPlan:
             params["scalars"] = fields
         self._set_grid(params, options)
         set_options(launch, options)
-        launch.spilled = spill(bound.hosts, self._max_bytes)
+        launch.spilled = spill(bound.hosts, self.max_bytes)
         if self._short and options.keys() <= {"grid", "elements"} and not launch.bound.hosts:
             self._remember(args, options, params)
         return launch
 
-    def _sort(
+    def sort(
         self, keywords: Mapping[str, Any], positional: int
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Keywords as (options, scalars, bindings by name)."""
+        """Keywords as (options, scalars, bindings by name).
+
+        Raises:
+            InvalidError: one is none of these, or names a binding that is given by its place.
+        """
         options: dict[str, Any] = {}
         scalars: dict[str, Any] = {}
         named: dict[str, Any] = {}
@@ -188,7 +195,12 @@ class LaunchPlan:
                 )
         return options, scalars, named
 
-    def _in_order(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    def in_order(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """One argument for each binding.
+
+        Raises:
+            InvalidError: too many, or one is missing.
+        """
         bindings = self.signature.bindings
         if len(args) > len(bindings):
             raise InvalidError(
@@ -216,12 +228,16 @@ class LaunchPlan:
         elif given[0] == "grid":
             params["grid"] = extents(value, "grid")
         else:
-            sizes = self._local_size(options.get("specialization"))
+            sizes = self.local_size(options.get("specialization"))
             counts = extents(value, "elements")
             params["grid"] = [-(-n // size) for n, size in zip(counts, sizes, strict=False)]
 
-    def _local_size(self, specialization: Any) -> Sequence[int]:
-        """The work group's size under these constants."""
+    def local_size(self, specialization: Any) -> Sequence[int]:
+        """The work group's size under these constants.
+
+        Raises:
+            InvalidError: it cannot be told from them.
+        """
         if not specialization or self.signature.local_size_varies is False:
             return self.signature.local_size
         ids = self.signature.local_size_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +14,8 @@ from vkqueue.client.arguments import plain
 from vkqueue.client.array import Handle
 from vkqueue.client.elf import ELF_MAGIC, library_bytes
 from vkqueue.client.launch import LaunchPlan
+from vkqueue.client.many import ManyLaunch, ManyPlan
+from vkqueue.client.recording import active
 from vkqueue.client.signature import Binding, Scalar, Signature, SpecConstant, suggestion
 from vkqueue.client.source_file import language_of, read_source
 from vkqueue.errors import InvalidError, NotFoundError, brief
@@ -136,6 +138,13 @@ class BaseKernel:
     def __init__(self, client: Any, plan: LaunchPlan) -> None:
         self._client = client
         self._plan = plan
+
+    def _many(self, args: Sequence[Any], count: int | None, keywords: Mapping[str, Any]) -> ManyLaunch:
+        """What `many` sends."""
+        if self._client.core.recordings and active(self._client.core) is not None:
+            raise InvalidError("a graph is recorded from single launches; call the kernel for each")
+        most = self._client.limits.max_many_launches
+        return ManyPlan(self._plan, most, count).prepare(args, keywords)
 
     @property
     def reflection(self) -> Signature:

@@ -83,6 +83,38 @@ class Kernel(BaseKernel):
             return client.link.start(client.core.dispatch, packed, args)  # type: ignore[no-any-return]
         return client.link.start(client.core.launch, self._plan.prepare(args, keywords))  # type: ignore[no-any-return]
 
+    def many(self, *args: Any, count: int | None = None, **keywords: Any) -> Any:
+        """Run it many times by one request, and wait until all launches are done.
+
+        They take effect one after the other; those that share no memory, or only read what they share, run together. It
+        is for small kernels: a launch costs the daemon about a microsecond.
+
+        What all launches share is given as in a call. What differs from launch to launch: device arrays by
+        `vkqueue.each(…)` or as a list of them, scalars as NumPy arrays with an element for each launch, and extents
+        (`grid=`, `elements=`) as a NumPy array of integers, (launches,) or (launches, 1 to 3). So
+
+            rows = gpu.zeros((1000, 64), "float32")
+            scale.many(x, vkqueue.each(rows), k=numpy.arange(1000), elements=64)
+
+        Nothing is returned (but times, with `timing=True`): let the kernel write device arrays. If a launch is wrong
+        the error says which, and none has run. `count` says how many where nothing differs.
+
+        Raises:
+            InvalidError: an argument is wrong, or they are for different numbers of launches.
+            TimeoutError: not done within the client's `timeout`; it is cancelled.
+            VkqueueError: it failed.
+        """
+        return self._client._finish(self.submit_many(*args, count=count, **keywords))
+
+    def submit_many(self, *args: Any, count: int | None = None, **keywords: Any) -> Future[Any]:
+        """Start `many`. Arguments are sent when this returns, and may change.
+
+        Raises:
+            InvalidError: an argument is wrong.
+        """
+        launch = self._many(args, count, keywords)
+        return self._client.link.start(self._client.core.launch, launch)  # type: ignore[no-any-return]
+
 
 class Module(BaseModule[Kernel]):
     """A loaded module. `module["name"]` is a kernel, `module.kernel` the only one."""
