@@ -11,11 +11,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from vkqueue.bench.graphs import GraphBench
 from vkqueue.bench.limit import Limit
+from vkqueue.bench.many import FORMS, compare
 from vkqueue.bench.measure import KINDS, Bench
 from vkqueue.cli.demo_client import kernel_bytes
-from vkqueue.cli.own_daemon import hosted
+from vkqueue.cli.own_daemon import Host, hosted
 from vkqueue.errors import UnsupportedError
+
+MANY = 4096
+"""Launches of one dispatch_many that is measured."""
 
 
 def _counts(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
@@ -70,6 +75,36 @@ def show(report: dict[str, Any], console: Console) -> None:
     console.print(f"Batches closed because: {closed}", soft_wrap=True)
     if "sweep" in report:
         console.print(_swept(report["sweep"]))
+    if "graphs" in report or "many" in report:
+        console.print(_further(report))
+
+
+def _further(report: dict[str, Any]) -> Table:
+    table = Table(title="Many launches in one request", title_justify="left")
+    table.add_column("what")
+    for heading in ("vkqueue", "beside", "ratio of speeds"):
+        table.add_column(heading, justify="right")
+
+    def row(what: str, ours: str, theirs: str, ratio: float | None) -> None:
+        table.add_row(what, ours, theirs, "-" if ratio is None else f"{ratio:.2f}")
+
+    if "graphs" in report:
+        medians, ratios = report["graphs"]["medians"], report["graphs"]["ratios"]
+        for what, ours, theirs, ratio in (
+            ("graph of 64 dependent launches, one at a time; C", "launch_us", "c_launch_us", "launch"),
+            ("the same, pipelined; C", "pipelined_us", "c_pipelined_us", "pipelined"),
+            ("the same, pipelined; its launches one by one", "pipelined_us", "eager_us", "over_eager"),
+            ("graph of 64 independent ones; a barrier at each", "elided_us", "every_us", "over_every"),
+        ):
+            cells = [f"{medians[name]:,.0f} µs" if name in medians else "-" for name in (ours, theirs)]
+            row(what, cells[0], cells[1], ratios.get(ratio))
+    if "many" in report:
+        many = report["many"]
+        for form in FORMS:
+            theirs = f"{many['c_launches_per_s']:,.0f}/s"
+            what = f"dispatch_many of {MANY:,}, {form} of their own; C"
+            row(what, f"{many[f'{form}_launches_per_s']:,.0f}/s", theirs, many[f"{form}_ratio"])
+    return table
 
 
 def _swept(points: list[dict[str, float]]) -> Table:
@@ -106,12 +141,27 @@ def _per_job(report: dict[str, Any]) -> Table:
     return table
 
 
+def _everything(
+    host: Host, spirv: bytes, limit: Limit | None, device: int, uuid: str, repeats: int, seconds: float
+) -> dict[str, Any]:
+    """The figures of graphs and of dispatch_many."""
+    with hosted(None, "device.graph_barriers=all") as every:
+        graphs = GraphBench(host.path, host.pid, every.path, spirv, limit, device, uuid)
+        measured: dict[str, Any] = {"graphs": graphs.run(repeats=repeats, seconds=seconds)}
+    if limit is not None:
+        measured["many"] = compare(
+            host.path, spirv, limit, uuid, device, count=MANY, seconds=seconds, repeats=repeats
+        )
+    return measured
+
+
 @click.command(short_help="Measure the daemon beside what the device can do at most.")
 @click.option("--socket", metavar="PATH", help="Use the daemon that listens there, not one of the bench's own.")
 @click.option("--device", type=click.IntRange(0), default=0, show_default=True, help="Index at the daemon.")
 @click.option("--clients", default="1,4,16", show_default=True, callback=_counts, help="Numbers of connections.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Medians are of so many.")
 @click.option("--seconds", type=click.FloatRange(0.05), default=1.0, show_default=True, help="Of each pipelined run.")
+@click.option("--all", "everything", is_flag=True, help="Measure graphs and dispatch_many too.")
 @click.option("--sweep", is_flag=True, help="Measure throughput and latency over depth and clients too.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw the sweep to this PNG (needs matplotlib).")
 @click.option("--json", "as_json", is_flag=True, help="Print medians, ratios and all samples as JSON.")
@@ -121,6 +171,7 @@ def command(
     clients: tuple[int, ...],
     repeats: int,
     seconds: float,
+    everything: bool,
     sweep: bool,
     plot: str | None,
     as_json: bool,
@@ -146,6 +197,8 @@ def command(
             if sweep or plot:
                 path = Path(plot) if plot else None
                 measured["sweep"] = bench.sweep(seconds=seconds, clients=clients, plot=path)
+            if everything:
+                measured |= _everything(host, spirv.read_bytes(), limit, device, own.uuid, repeats, seconds)
         finally:
             bench.close()
     report = {**measured, "repeats": repeats, "no_c_limit": why}

@@ -57,8 +57,9 @@ def complaints(log: str) -> str:
 
 
 @contextlib.contextmanager
-def hosted(socket: str | None) -> Iterator[Host]:
-    """The running daemon at `socket`; else one started here, and stopped at the end.
+def hosted(socket: str | None, *settings: str) -> Iterator[Host]:
+    """The running daemon at `socket`; else one started here with these settings (SECTION.KEY=VALUE), and stopped at the
+    end.
 
     Raises:
         InternalError: the daemon does not start, or does not stop in order; says what its log says.
@@ -69,7 +70,9 @@ def hosted(socket: str | None) -> Iterator[Host]:
     # In /tmp in any case: the path of a socket has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="vkqueue-", dir="/tmp") as folder:
         path, log = f"{folder}/socket", Path(folder, "log")
-        arguments = ["serve", "--socket", path, "--set", "daemon.log_format=plain"]
+        arguments = ["serve", "--socket", path]
+        for setting in ("daemon.log_format=plain", *settings):
+            arguments += ["--set", setting]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 child.command("vkqueue", *arguments),
