@@ -17,6 +17,9 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
+ROUNDS = 300
+
+
 def anything(rng: random.Random, depth: int = 0) -> Any:
     if depth < 2 and rng.random() < 0.2:
         return [anything(rng, depth + 1) for _ in range(rng.randint(0, 4))]
@@ -56,16 +59,18 @@ async def test_any_graph_and_any_launch_is_answered(rig: Rig, seed: int) -> None
     module, x, y = client.load(), client.buffer(), client.buffer()
     assert (module, x, y) == (1, 2, 3)
     made = launched = 0
-    for _ in range(150):
+    for _ in range(ROUNDS):
         params: dict[str, Any] = {
             "nodes": [good_node(rng, module) for _ in range(rng.randint(1, 5))],
             "inputs": {"x": 256}, "outputs": {"y": 256}, "temporaries": {"t": 256},
             "scalars": {"n": "uint32", "k": "float32"},
         }  # fmt: skip
         for _ in range(rng.randint(0, 2)):
-            params = spoiled(rng, params)
-            if not isinstance(params, dict):
-                params = {"nodes": params}
+            if rng.random() < 0.8 and isinstance(params.get("nodes"), list):
+                params = {**params, "nodes": spoiled(rng, params["nodes"])}  # there is most to get wrong
+            else:
+                key = rng.choice(list(params))
+                params = {**params, key: spoiled(rng, params[key])}
         msgid = client.send("graph.create", **params)
         rig.settle()
         code = client.code(msgid)
