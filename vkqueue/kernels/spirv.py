@@ -16,10 +16,11 @@ from collections.abc import Callable
 from vkqueue.errors import InvalidError, UnsupportedError
 from vkqueue.kernels import bodies, declarations, operations, preamble
 from vkqueue.kernels.grammar import SHAPES, OperandFault, enumerant
-from vkqueue.kernels.module import KERNEL, Module, Op
+from vkqueue.kernels.module import KERNEL, Decoration, Module, Op
 from vkqueue.kernels.reader import BODY, MODULE, Reader
 
 MAGIC = 0x07230203
+_WORKGROUP_SIZE = 25  # BuiltIn; the one that stands on a constant
 MAX_BYTES = 8 << 20
 """Longest module taken. Arbitrary: the largest compute modules seen have a few hundred KiB; this takes seconds."""
 MAX_BOUND = 0x3FFFFF
@@ -183,6 +184,19 @@ def _finish(r: Reader) -> None:
             raise module.fault(place, f"id {function} is not a function")
     bodies.check_calls(r)
     preamble.check_entry_points(r)
+    _check_built_ins(module)
+
+
+def _check_built_ins(module: Module) -> None:
+    """BuiltIn stands on variables, WorkgroupSize on a constant; elsewhere drivers take it for a variable and crash."""
+    constants = frozenset(module.constants)
+    applied = {id: module.decoration(id, Decoration.BUILT_IN) for id in (*module.decorations, *module.groups)}
+    for id, built_in in applied.items():
+        if built_in is None or id not in module.places or module.op(id) == Op.DECORATION_GROUP:
+            continue
+        if id not in (constants if built_in == _WORKGROUP_SIZE else module.variables):
+            wanted = "a constant" if built_in == _WORKGROUP_SIZE else "a variable"
+            raise module.fault(module.places[id], f"id {id} is decorated BuiltIn, which needs {wanted}")
 
 
 def _blame_capability(module: Module, error: InvalidError) -> None:
