@@ -86,8 +86,9 @@ class DeviceConfig:
         validation: turn the Khronos validation layers on (slow; for debugging).
         dedicated_allocation: give a buffer memory of its own where the driver prefers that.
         external_memory_host: let devices that can use the memory that clients share; else it is copied.
-        debug_labels: name queues, batches and jobs for tools such as RenderDoc.
-        dump_shaders: folder to which every module and its disassembly are written; empty for none.
+        debug_labels: put a label round each job and graph node, for tools such as RenderDoc.
+        dump_shaders: folder to which each shader is written when a pipeline is built of it, as SPIR-V under the start
+            of its SHA-256; empty for none.
         cache_dir: folder of the pipeline cache; "auto" for the user's cache folder, empty for none.
         waiter: who waits for fences: a companion thread, or the same thread that records when it has nothing
             to record.
@@ -173,12 +174,12 @@ class IsolationConfig:
     Attributes:
         mode: strict also refuses what robust buffer access does not cover (dynamically indexed descriptor
             arrays); shared is for a user's own daemon.
-        spirv_val: what an installed spirv-val has to say: off, advice (shown by `inspect`), or strict (binding;
+        spirv_val: what an installed spirv-val has to say: advice (shown by `inspect`), or strict (binding;
             old releases reject modules that are right).
     """
 
     mode: str = _setting("shared", choices=("shared", "strict"))
-    spirv_val: str = _setting("advice", choices=("off", "advice", "strict"))
+    spirv_val: str = _setting("advice", choices=("advice", "strict"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,12 +187,12 @@ class HelperConfig:
     """[helper]: the processes that parse modules and run source compilers.
 
     Attributes:
-        processes: how many.
+        processes: how many; with two, one slow source or module does not hold up everybody's.
         memory_bytes: address space of each; one that needs more fails its request.
         timeout_s: time for one request; the process is then replaced.
     """
 
-    processes: int = _setting(1, 1, 64)
+    processes: int = _setting(2, 1, 64)
     memory_bytes: int = _setting(2 * GIB, 64 * MIB)
     timeout_s: float = _setting(30.0, 0.1, 3_600)
 
