@@ -276,6 +276,21 @@ async def test_rule_15_a_compile_error_fails_those_that_wait_and_is_said_again(r
     assert not rig.thread.specs
 
 
+async def test_a_kernel_that_does_not_build_counts_once_however_often_it_is_asked_for(
+    make_rig: Callable[..., Rig]
+) -> None:
+    """Beside others, at the bound of a connection's pipelines; the rig looks at the count in the end."""
+    rig = make_rig(config={"limits": {"max_pipelines": 2}})
+    client = rig.client()
+    module, histogram, x, y = client.load(), client.load(HISTOGRAM), client.buffer(), client.buffer(1024)
+    client.call("dispatch", module=histogram, args=[x, y], scalars=[64], grid=[1])
+    client.launch(module, x, y)
+    rig.thread.build(CompileError("line 3"))
+    for offset in range(0, 80, 16):  # other arguments each time, so that each is looked at in full
+        assert client.code(client.launch(module, x, [y, offset, 256])) == "compile"
+    assert sorted(kernel.users for kernel in rig.service.devices[0].kernels.values()) == [1, 1]
+
+
 async def test_rule_15_a_build_that_failed_for_another_reason_is_tried_again(rig: Rig) -> None:
     client = rig.client()
     module, x, y = client.load(), client.buffer(), client.buffer()

@@ -12,7 +12,7 @@ import asyncio
 import importlib
 import json
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,14 @@ from vkqueue.daemon.graph import Graph
 from vkqueue.daemon.service import Service
 from vkqueue.daemon.session import Module, Peer, Session
 from vkqueue.errors import DeviceLostError, VkqueueError
+from vkqueue.gpu.contract import Contract
 from vkqueue.gpu.fake_info import fake_info
 from vkqueue.model import (
     CREATE,
     DISPATCH,
+    FREE,
     GRAPH,
+    MANY,
     READ,
     ROW_MSGID,
     ROW_OP,
@@ -41,6 +44,7 @@ from vkqueue.model import (
     PipelineBuilt,
     PipelineSpec,
     Release,
+    Row,
 )
 from vkqueue.worker.events import DeviceLost, Failed, Opened
 from vkqueue.worker.helper_main import KINDS
@@ -93,6 +97,8 @@ class ScriptedHelper:
 class ScriptedThread:
     """Stands for `worker.thread.DeviceThread`: keeps what is posted until the test answers it.
 
+    Each batch is held to the backend's contract, and to naming nothing that was released before it.
+
     Attributes:
         batches: posted and not finished, in order.
         releases: every Release, in order.
@@ -107,6 +113,10 @@ class ScriptedThread:
         self.posted: list[Batch | Release] = []
         self.specs: deque[PipelineSpec] = deque()
         self.stopped = False
+        self._contract = Contract(info.max_push_descriptors)
+        self._built: set[int] = set()
+        self._gone: set[int] = set()  # buffers that were there and were released
+        self._uncreated: set[int] = set()  # failed creations; who was queued behind them still names them
 
     @property
     def releases(self) -> list[Release]:
@@ -132,8 +142,22 @@ class ScriptedThread:
             return False
         self.posted.append(item)
         if isinstance(item, Batch):
+            self._check(item)
             self.batches.append(item)
+        else:
+            self._built.difference_update(item.pipelines)
+            self._gone.update(self.created.intersection(item.buffers) - self._uncreated)
         return True
+
+    def _check(self, batch: Batch) -> None:
+        self._contract.check(batch)
+        for row in batch.rows:
+            assert row[ROW_OP] != FREE
+            if row[ROW_OP] in (DISPATCH, MANY):
+                assert row[ROW_TARGET] in self._built, f"job {row[ROW_MSGID]}: its pipeline is not there"
+            elif row[ROW_OP] == GRAPH:
+                assert {node.pipeline for node in row[ROW_TARGET].nodes if node.pipeline} <= self._built
+            assert self._gone.isdisjoint(row[ROW_TOKEN].buffers), f"job {row[ROW_MSGID]}: a buffer of it is gone"
 
     def compile(self, spec: PipelineSpec) -> bool:
         self.specs.append(spec)
@@ -182,19 +206,28 @@ class ScriptedThread:
 
     def build(self, error: VkqueueError | None = None) -> None:
         """Answer the oldest request for a pipeline."""
-        self.deliver(PipelineBuilt(self.specs.popleft().id, error))
+        id = self.specs.popleft().id
+        if error is None:
+            self._built.add(id)
+        self.deliver(PipelineBuilt(id, error))
 
     def finish(self, errors: Mapping[int, VkqueueError] | None = None) -> Batch:
         """The oldest batch is done; `errors` by msgid."""
         batch = self.batches.popleft()
+        self._contract.finished(batch.serial)
+        self._uncreate(row for row in batch.rows if errors and row[ROW_MSGID] in errors)
         self.deliver(self.completion(batch, errors))
         return batch
 
     def late(self, error: VkqueueError) -> Batch:
         """The oldest batch is past its limit: a first answer, and it stays on the device."""
         batch = self.batches[0]
+        self._uncreate(batch.rows)
         self.deliver(Completion(batch, errors=dict.fromkeys(range(len(batch.rows)), error), final=False))
         return batch
+
+    def _uncreate(self, rows: Iterable[Row]) -> None:
+        self._uncreated.update(row[ROW_TARGET] for row in rows if row[ROW_OP] == CREATE)
 
     def completion(self, batch: Batch, errors: Mapping[int, VkqueueError] | None = None) -> Completion:
         """What a device would say: reads give zeros, launches what was put in."""

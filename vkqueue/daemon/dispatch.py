@@ -246,7 +246,7 @@ class Dispatcher:
         # The plain key is that of `fast`; a job elsewhere than on the connection's device gets its own.
         key: Any = (module.handle, name, spec, device.index)
         cached = session.kernels.get(key)
-        if cached is not None and (cached.kernel.ready or cached.kernel.error is None):
+        if cached is not None:
             return cached
         assert module.code is not None
         wanted = (module.code.digest, name, spec)
@@ -280,8 +280,7 @@ class Dispatcher:
 
     def _keep(self, session: Session, key: Any, cached: SessionKernel) -> None:
         """Count the kernel for the connection; past `max_pipelines` its longest unused one goes."""
-        if key not in session.kernels:
-            cached.kernel.users += 1
+        cached.kernel.users += 1
         session.kernels[key] = cached
         owned = {id(c): c for c in session.kernels.values()}
         if len(owned) <= self._service.config.limits.max_pipelines:
