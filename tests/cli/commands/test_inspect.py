@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 
 from vkqueue.cli import inspect as command
-from vkqueue.cli import tools
 from vkqueue.cli.local import ProbeResult
 from vkqueue.cli.module_file import generator_name
+from vkqueue.kernels import validate
 
 ROOT = Path(__file__).parents[3]
 CORPUS = ROOT / "tests/corpus"
@@ -26,7 +27,7 @@ DEVICE = {
 @pytest.fixture
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither spirv-dis nor spirv-val is installed."""
-    monkeypatch.setattr(tools.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
     def install(name: str, script: str) -> None:
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
-        monkeypatch.setattr(tools.shutil, "which", lambda asked: str(tmp_path / asked) if asked == name else None)
+        monkeypatch.setattr(shutil, "which", lambda asked: str(tmp_path / asked) if asked == name else None)
 
     return install
 
@@ -142,12 +143,12 @@ class TestTools:
 
     def test_an_environment_that_it_is_too_old_for(self, tool: Callable[[str, str], None]) -> None:
         tool("spirv-val", 'case "$*" in *vulkan1.9*) echo "Unrecognized target environment" >&2; exit 1;; esac')
-        assert tools.spirv_val(b"", "1.9.1") == (True, "")
+        assert validate.spirv_val(b"", "1.9.1") == (True, "")
 
     def test_one_that_hangs(self, tool: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tools, "_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(validate, "_TIMEOUT_S", 0.1)
         tool("spirv-val", "exec sleep 20")
-        assert tools.spirv_val(b"", "1.3.0") == (False, "spirv-val took longer than 0.1 s")
+        assert validate.spirv_val(b"", "1.3.0") == (False, "spirv-val took longer than 0.1 s")
 
 
 def test_generators() -> None:
