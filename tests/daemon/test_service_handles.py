@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.inprocess import AXPY, InProcessClient, Rig, ServiceError, axpy
 
-from vkqueue.errors import InternalError, InvalidError, OutOfDeviceMemoryError
+from vkqueue.errors import InternalError, InvalidError, NotFoundError, OutOfDeviceMemoryError
 from vkqueue.wire.messages import METHODS
 
 # What makes a creating request fail, whatever its handle: (method, parameters, code).
@@ -225,6 +225,25 @@ async def test_a_creation_that_fails_on_the_device_gives_everything_back_once(ri
     rig.settle()
     assert (client.session.buffers, client.session.memory_bytes) == (0, 0)
     assert code_of(client, rig, "buffer.free", buffer=1) == "not_found"
+
+
+async def test_who_was_queued_behind_a_creation_that_was_cancelled_is_told_without_the_daemons_own_numbers(
+    rig: Rig
+) -> None:
+    client = rig.client()
+    rig.service.devices[0].batcher.max_batch_delay_ns = 0
+    for _ in range(3):
+        client.send("buffer.create", size=64)
+    create, read = client.send("buffer.create", size=64), client.send("buffer.read", buffer=4)
+    assert client.call("cancel", msgid=create) == {"cancelled": True}
+    while len(rig.thread.batches) > 1:
+        rig.thread.finish()
+    rig.thread.finish({read: NotFoundError("Buffer 4711 was never created or is gone", {"buffer": 4711})})
+    with pytest.raises(ServiceError) as error:
+        client.result(read)
+    assert (error.value.code, error.value.data) == ("not_found", None)
+    assert "4711" not in error.value.message
+    assert client.code(create) == "cancelled"
 
 
 async def test_users_of_a_creation_that_fails_on_the_device(rig: Rig) -> None:

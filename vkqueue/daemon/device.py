@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vkqueue.errors import DeviceLostError, ShuttingDownError, UnsupportedError, VkqueueError
+from vkqueue.errors import DeviceLostError, NotFoundError, ShuttingDownError, UnsupportedError, VkqueueError
 from vkqueue.jobs.batcher import Batcher, Close, Wait
 from vkqueue.jobs.scheduler import Scheduler
 from vkqueue.jobs.stream import Stream
@@ -493,7 +493,7 @@ class Device:
         if session is None:
             return
         if i in completion.errors:
-            self.service.job_failed(session, row, completion.errors[i])
+            self.service.job_failed(session, row, _for_client(completion.errors[i]))
             return
         self.service.row_done(session, row)
         if session.tracks_requests:
@@ -570,3 +570,10 @@ class Device:
             "closed": dict(self.batcher.reasons),
             "batch_sizes": {str(size): n for size, n in self.batcher.sizes.items()},  # keys on the wire are strings
         }
+
+
+def _for_client(error: VkqueueError) -> VkqueueError:
+    """A device's error without the daemon's own numbers for buffers, which a client would take for handles."""
+    if error.code == "not_found" and error.data is not None and "buffer" in error.data:
+        return NotFoundError("a buffer of this job is not there: its creation failed, or was cancelled")
+    return error
