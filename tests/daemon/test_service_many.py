@@ -13,10 +13,12 @@ import pytest
 from support.inprocess import InProcessClient, Rig, ServiceError, axpy
 
 from vkqueue.errors import JobTimeoutError, OutOfDeviceMemoryError
-from vkqueue.jobs.scheduler import MAX_LAUNCHES
-from vkqueue.model import MANY, ROW_MSGID, ROW_OP, ROW_PAYLOAD
+from vkqueue.jobs.pace import PART_NS, Pace
+from vkqueue.model import MANY, ROW_MSGID, ROW_OP, ROW_PAYLOAD, Batch, Completion
 
-LARGE = 5 * MAX_LAUNCHES + 7
+PART = PART_NS // Pace().launch_ns(1, 1)
+"""Launches of a kernel in one part, as long as it is not known how long they take."""
+LARGE = 5 * PART + 7
 ROW = 256
 
 
@@ -63,7 +65,7 @@ async def test_one_answer_comes_when_the_last_part_is_done(rig: Rig) -> None:
     request = client.send("dispatch_many", **many(module, x, y, LARGE))
     for left in (6, 5, 4, 3, 2):
         assert not client.has(request) and len(rig.thread.batches) == min(left, 3)
-        assert parts(rig)[0] == [(request, MAX_LAUNCHES)]
+        assert parts(rig)[0] == [(request, PART)]
         rig.thread.finish()
     assert parts(rig)[-1] == [(request, 7)]
     rig.settle()
@@ -131,7 +133,7 @@ async def test_a_late_part_is_answered_once(rig: Rig) -> None:
 
 async def test_a_lost_device_is_answered_once(rig: Rig) -> None:
     client, module, x, y = prepared(rig, LARGE)
-    requests = [client.send("dispatch_many", **many(module, x, y, n)) for n in (LARGE, 2 * MAX_LAUNCHES, 4)]
+    requests = [client.send("dispatch_many", **many(module, x, y, n)) for n in (LARGE, 2 * PART, 4)]
     rig.thread.finish()
     rig.thread.lose()
     assert [client.code(request) for request in requests] == ["device_lost"] * 3
@@ -225,6 +227,79 @@ async def test_handles_that_name_no_buffer(rig: Rig) -> None:
     assert client.code(client.send("dispatch_many", **many(module, x, {"array": 3}, 3))) == "invalid"
     assert client.code(client.send("dispatch_many", **many(module, x, {"handles": b"123"}, 3))) == "invalid"
     assert client.code(client.send("dispatch_many", **many(999, x, y, 3))) == "not_found"
+
+
+async def test_parts_are_as_large_as_their_time_allows(rig: Rig) -> None:
+    client, module, x, y = prepared(rig, LARGE)
+
+    as_ever = rig.thread.completion
+    launch_us = 0
+
+    def completion(batch: Batch, *more: Any) -> Completion:
+        """Launches take so long; batches follow one another without a gap."""
+        nonlocal clock
+        done = as_ever(batch, *more)
+        done.submitted_ns = clock
+        done.finished_ns = clock = clock + sum(row[ROW_PAYLOAD].count for row in batch.rows) * launch_us * 1000
+        return done
+
+    clock = 10**18
+    rig.thread.completion = completion  # type: ignore[method-assign]
+
+    def first_part(us: int, count: int = LARGE, **params: Any) -> int:
+        nonlocal launch_us
+        launch_us = us
+        request = client.send("dispatch_many", **many(module, x, y, count, **params))
+        size = parts(rig)[0][0][1]
+        rig.settle()
+        assert client.result(request) == {"count": count}
+        return size
+
+    assert first_part(1000) == PART
+    assert first_part(1000) == 10  # 10 ms of them
+    for _ in range(20):
+        grown = first_part(2, 100)
+    assert grown == 100 and first_part(2) > 100
+    assert first_part(1000, grid=[100]) == PART  # another grid is another matter
+    rig.thread.completion = as_ever  # type: ignore[method-assign]
+
+
+async def test_arguments_that_come_again_are_known(rig: Rig) -> None:
+    client, module, x, y = prepared(rig, 20)
+    z = client.buffer(ROW)
+
+    def args(count: int = 20, target: Any = None) -> Any:
+        client.send("dispatch_many", **many(module, x, y if target is None else target, count))
+        found = rig.thread.batches[-1].rows[-1][ROW_PAYLOAD].args
+        rig.settle()
+        return found
+
+    handles = {"handles": struct.pack("<20I", *[y] * 20)}
+    known, of_handles = args(), args(target=handles)
+    assert args() is known and args(target=handles) is of_handles and known is not of_handles
+    assert args(19) is not known and args(target=[y, 0, ROW]) is not known
+    assert args(target=[y, 0, ROW]) is args(target=[y, 0, ROW])
+    client.call("buffer.free", buffer=z)  # as any buffer that goes, it may be one of them
+    again = args()
+    assert again is not known and args() is again
+    with pytest.raises(ServiceError, match=r"launch 3: grid"):
+        grids = struct.pack("<60I", *[1 if i != 10 else 2**31 for i in range(60)])
+        client.call("dispatch_many", **many(module, x, y, 20, grid={"grids": grids}))
+    client.call("buffer.free", buffer=y)
+    with pytest.raises(ServiceError, match="no buffer"):
+        client.call("dispatch_many", **many(module, x, y, 20))
+
+
+async def test_known_arguments_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vkqueue.daemon.many._MOST_BYTES", 3 * (100 * 8 + 4096))
+    client, module, x, y = prepared(rig, 200)
+    table = rig.service.many
+    for start in range(10):
+        offsets = struct.pack("<100Q", *(ROW * (start + i) for i in range(100)))
+        client.call("dispatch_many", **many(module, x, {"buffer": y, "offsets": offsets, "size": ROW}, 100))
+        assert len(table._known) == min(start + 1, 3)
+    client.call("dispatch_many", **many(module, {"in": bytes(ROW)}, y, 100))
+    assert len(table._known) == 3  # data is not kept
 
 
 # NumPy is imported by the first request

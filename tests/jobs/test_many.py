@@ -14,9 +14,10 @@ from support.jobs import PUSHED, Judge, conflict, launch, read, steps, token, wr
 from vkqueue.gpu.contract import Contract
 from vkqueue.jobs import overlap, wide
 from vkqueue.jobs.overlap import barriers
+from vkqueue.jobs.pace import PART_NS, Pace
 from vkqueue.jobs.scheduler import Scheduler
 from vkqueue.jobs.stream import Stream
-from vkqueue.kernels.launches import Many, ManyJob, ManyToken, Slot
+from vkqueue.kernels.launches import Many, ManyArgs, ManyJob, ManyToken, Slot
 from vkqueue.kernels.many import token_of
 from vkqueue.model import BARRIER, MANY, Options, Row, Token
 
@@ -28,7 +29,7 @@ def column(values: list[int], dtype: Any = np.uint64) -> Any:
 
 
 def many(n: int, buffers: tuple[int, ...], *slots: Slot) -> Many:
-    return Many(ManyJob(n, 0), 0, n, buffers, slots, b"", (1, 1, 1))
+    return Many(ManyJob(n, 0), ManyArgs(buffers, slots), 0, n, b"", (1, 1, 1))
 
 
 def whole(buffers: list[int], *, writes: bool = True, size: int = 64) -> Many:
@@ -38,7 +39,7 @@ def whole(buffers: list[int], *, writes: bool = True, size: int = 64) -> Many:
 
 
 def row(launches: Many, msgid: int = 0, *, session: int = 1) -> Row:
-    made = token_of(next(_ids), PUSHED, launches)
+    made = token_of(next(_ids), PUSHED, launches.args)
     return (session, msgid, MANY, made, 3, b"", None, launches, 0, None)
 
 
@@ -259,7 +260,7 @@ def test_random_rows_are_ordered(few: int, history: list[Any]) -> None:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vkqueue.jobs.scheduler.MAX_LAUNCHES", 10)
+    monkeypatch.setattr("vkqueue.jobs.scheduler.PART_NS", 10)
 
 
 class Queue:
@@ -385,7 +386,7 @@ def test_the_rest_goes_with_its_connection(queue: Queue, all: bool) -> None:
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 25), st.integers(0, 3)), max_size=12), st.integers(1, 6))
 def test_every_launch_leaves_once_and_in_order(sent: list[tuple[int, int, int]], most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vkqueue.jobs.scheduler.MAX_LAUNCHES", 10)
+        patch.setattr("vkqueue.jobs.scheduler.PART_NS", 10)
         queue = Queue()
         left: dict[int, list[Any]] = {1: [], 2: []}
 
@@ -417,8 +418,46 @@ def test_every_launch_leaves_once_and_in_order(sent: list[tuple[int, int, int]],
     assert {session: sum(n for _, _, n in rows) for session, rows in left.items()} == sizes
 
 
+def test_a_launch_that_takes_long_leaves_alone(queue: Queue) -> None:
+    """Of 10 ns at a time, launches of 4 leave by twos, those of 11 one by one, and next to others not at all."""
+    large, huge = queue.many(5), queue.many(3)
+    for queued, ns in zip(queue.scheduler._sessions[1].plain, (4, 11), strict=True):
+        queued[7].job.launch_ns = ns
+    queue.many(10, session=2)
+    assert [queue.take() for _ in range(7)] == [
+        [(large, 2)], [10], [(large, 2)], [(large, 1)], [(huge, 1)], [(huge, 1)], [(huge, 1)],
+    ]  # fmt: skip
+    assert queue.counts == (0, 0, 0)
+
+
+# How long they take
+
+
+def test_pace_rises_at_once_and_falls_slowly() -> None:
+    pace = Pace()
+    unknown = pace.launch_ns(1, 64)
+    assert unknown == PART_NS // 256
+    pace.took(1, 64, 10 * PART_NS)
+    assert pace.launch_ns(1, 64) == pace.launch_ns(1, 127) == 10 * PART_NS
+    assert pace.launch_ns(1, 63) == pace.launch_ns(1, 128) == pace.launch_ns(2, 64) == unknown
+    before = 10 * PART_NS
+    for _ in range(100):
+        pace.took(1, 64, 0)
+        assert before * 7 // 8 <= pace.launch_ns(1, 64) <= before
+        before = pace.launch_ns(1, 64)
+    assert 0 < before < PART_NS // 4000
+
+
+def test_pace_forgets_what_is_longest_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vkqueue.jobs.pace._MOST", 2)
+    pace = Pace()
+    for pipeline in (1, 2, 1, 3):
+        pace.took(pipeline, 1, PART_NS)
+    assert [pace.launch_ns(pipeline, 1) == PART_NS for pipeline in (1, 2, 3)] == [True, False, True]
+
+
 def test_tokens_say_what_they_cover() -> None:
-    made = token_of(1, PUSHED, whole(wide_buffers))
+    made = token_of(1, PUSHED, whole(wide_buffers).args)
     assert isinstance(made, ManyToken) and made.reads == () and {w[0] for w in made.writes} == set(wide_buffers)
     with pytest.raises(AttributeError):
         made.nothing  # noqa: B018

@@ -212,7 +212,7 @@ def test_the_token_covers_every_launch(p: dict[str, Any]) -> None:
     except VkqueueError:
         return
     many = check(**p)
-    token = token_of(1, PLAN.layout, many)
+    token = token_of(1, PLAN.layout, many.args)
     assert set(token.buffers) == {id for launch in launches for id, _, _ in launch[0]}
     for place, touched in ((1, token.read), (2, token.written)):
         ranges = [r for launch in launches for r in launch[place]]
@@ -243,7 +243,7 @@ def test_halves_of_a_buffer_are_apart() -> None:
     plan = axpy()
     halves = [
         token_of(1, plan.layout, check(plan, count=2, args=[
-            4, {"buffer": 6, "offsets": words([at, at + 64], "Q"), "size": 64}], scalars=[], grid=[1]))
+            4, {"buffer": 6, "offsets": words([at, at + 64], "Q"), "size": 64}], scalars=[], grid=[1]).args)
         for at in (0, 256)
     ]  # fmt: skip
     assert [half.writes for half in halves] == [((1006, 0, 128),), ((1006, 256, 384),)]

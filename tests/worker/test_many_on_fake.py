@@ -12,7 +12,7 @@ from support.rows import create, layout, read
 from vkqueue.gpu.contract import ContractError
 from vkqueue.gpu.fake import FakeBackend
 from vkqueue.jobs.stream import Stream
-from vkqueue.kernels.launches import Many, ManyJob, ManyToken, Slot
+from vkqueue.kernels.launches import Many, ManyArgs, ManyJob, ManyToken, Slot
 from vkqueue.kernels.many import token_of
 from vkqueue.model import MANY, Completion, PipelineSpec, Row
 
@@ -41,8 +41,8 @@ def fake() -> FakeBackend:
 
 def many_row(*slots: Slot, n: int = 3, grids: Any = (1, 1, 1), transients: Any = (), buffers: Any = (1, 2)) -> Row:
     scalars = np.array([[k, 0, 0, 0] for k in range(1, n + 1)], np.uint8)
-    launches = Many(ManyJob(n, 0), 0, n, buffers, slots, scalars, grids, transients)
-    return (1, 9, MANY, token_of(77, LAYOUT, launches), 5, b"", None, launches, 0, None)
+    launches = Many(ManyJob(n, 0), ManyArgs(buffers, slots, transients), 0, n, scalars, grids)
+    return (1, 9, MANY, token_of(77, LAYOUT, launches.args), 5, b"", None, launches, 0, None)
 
 
 def run(fake: FakeBackend, stream: Stream, *rows: Row) -> Completion:

@@ -26,6 +26,7 @@ FORMS = ("ranges", "buffers")
 _WINDOW = 6
 _ELEMENTS = 64
 _STRIDE = 256  # bytes of a row: 64 floats, and no device asks for a coarser alignment
+_MOST_BUFFERS = 24_576
 _C_BATCHES = 60
 _FIRST_MSGID = 1 << 16  # so that all are written alike
 
@@ -56,9 +57,11 @@ class ManyClient:
             rows["n"], rows["k"] = _ELEMENTS, 0.5
             params["scalars"] = {"packed": rows.tobytes()}
         x = self._buffer(_STRIDE)
-        # Requests under way write other ranges than each other, as far as there is room.
+        # Requests under way write other memory than each other, as far as buffers do.
+        some = _WINDOW if form == "ranges" else max(1, min(_WINDOW, _MOST_BUFFERS // count))
+        targets = [self._own(form) for _ in range(some)]
         self._messages = [
-            codec.pack([0, _FIRST_MSGID + i, "dispatch_many", [{**params, "args": [x, self._own(form)]}]])
+            codec.pack([0, _FIRST_MSGID + i, "dispatch_many", [{**params, "args": [x, targets[i % len(targets)]]}]])
             for i in range(_WINDOW)
         ]
         self._answer = len(codec.pack([1, _FIRST_MSGID, None, {"count": count}]))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkqueue.errors import DeviceLostError, NotFoundError, ShuttingDownError, UnsupportedError, VkqueueError
 from vkqueue.jobs.batcher import Batcher, Close, Wait
+from vkqueue.jobs.pace import Pace
 from vkqueue.jobs.scheduler import Scheduler
 from vkqueue.jobs.stream import Stream
 from vkqueue.kernels.launches import Many
@@ -96,6 +97,9 @@ class Device:
         batching, limits = service.config.batching, service.config.limits
         self.scheduler = Scheduler(limits.max_queued_jobs)
         self.batcher = Batcher(batching.max_batch_jobs, batching.max_batch_delay_us, batching.batches_in_flight)
+        self.pace = Pace()
+        self._finished_ns = 0  # of the newest batch that is over
+        self._concluded: list[Row] = []  # of the batch being answered, its rows of many launches that were done
         self.stream: Stream | None = None
 
     # Life
@@ -438,6 +442,7 @@ class Device:
         if serial not in self._answered:
             self._answer_batch(completion)
         if completion.final:
+            self._finished_ns = completion.finished_ns
             self._answered.discard(serial)
             self._return_memory()
         else:
@@ -446,6 +451,7 @@ class Device:
     def _answer_batch(self, completion: Completion) -> None:
         """One pass over the rows: each gets its one answer; each connection is woken once a run of its rows."""
         rows = completion.batch.rows
+        launches = self.counters["launches"]
         special = completion.errors.keys() | completion.results.keys()
         plain: list[int] = []  # msgids of a run of launches with nothing to say but that they are done
         of = kind = None
@@ -466,9 +472,18 @@ class Device:
             self._answer_special(row, completion, i)
         if plain:
             self._answer_plain(of, plain, kind)
+        if self._concluded:
+            self._learn(completion, self.counters["launches"] - launches)
         failed = len(completion.errors)
         self.counters["jobs_failed"] += failed
         self.counters["jobs_completed"] += len(rows) - failed
+
+    def _learn(self, completion: Completion, launches: int) -> None:
+        """How long launches take, of a batch with so many of them."""
+        rows, self._concluded = self._concluded, []
+        spent = completion.finished_ns - max(completion.submitted_ns, self._finished_ns)
+        for row in rows:
+            self.pace.took(row[ROW_TARGET], row[ROW_PAYLOAD].job.groups, spent // launches)
 
     def _answer_plain(self, of: int | None, msgids: list[int], op: Any) -> None:
         if op == DISPATCH:
@@ -507,6 +522,7 @@ class Device:
         job, failed = many.job, i in completion.errors
         if not failed:
             self.counters["launches"] += many.count
+            self._concluded.append(row)
             job.submitted_ns = job.submitted_ns or completion.submitted_ns
             job.device_us += completion.device_us.get(i, 0)
         if job.over or not (failed or many.last):

@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import os
 import struct
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from vkqueue.daemon.dispatch import Deferred
@@ -20,6 +21,13 @@ from vkqueue.model import MANY
 if TYPE_CHECKING:
     from vkqueue.daemon.device import Device
     from vkqueue.daemon.service import Service
+    from vkqueue.kernels.launches import Many, ManyArgs
+    from vkqueue.kernels.plan import Plan
+
+# Of arguments that are kept, those of all connections: columns and, about, what one set takes besides. Arbitrary; with
+# the tables that are made of them some five times as much.
+_MOST_BYTES = 16 << 20
+_ARGS_BYTES = 4096
 
 
 class ManyRequests:
@@ -30,6 +38,8 @@ class ManyRequests:
         self._columns: Any = None  # the module kernels.many, once it is there
         self._failure: UnsupportedError | None = None
         self._waiting: list[Session] = []
+        self._known: OrderedDict[Any, ManyArgs] = OrderedDict()
+        self._known_bytes = 0
 
     def dispatch(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         """Admit one request.
@@ -45,11 +55,34 @@ class ManyRequests:
         device = dispatcher.device_of(session, {**p, "args": [_first(entry) for entry in p["args"]]})
         kernel = dispatcher.kernel(session, device, p["module"], p.get("kernel"), p.get("specialization"))
         service.admit_job(session)
-        many = self._checker(session, device, kernel.plan, p).check()
-        token = self._columns.token_of(service.new_id(), kernel.plan.layout, many)
+        many = self._checked(session, device, kernel.plan, p)
+        many.job.launch_ns = device.pace.launch_ns(kernel.pipeline, many.job.groups)
         options = dispatcher.options(session, device, msgid, p, now)
-        row = (session.id, msgid, MANY, token, kernel.pipeline, b"", None, many, now, options)
+        row = (session.id, msgid, MANY, many.args.token, kernel.pipeline, b"", None, many, now, options)
         dispatcher.submit(session, device, kernel, row)
+
+    def _checked(self, session: Session, device: Device, plan: Plan, p: dict[str, Any]) -> Many:
+        """The launches. Arguments that come again are not looked at again."""
+        # As long as the epoch is the same nothing that they were made from has been freed or lost.
+        arguments = _key(p["args"])
+        key = None if arguments is None else (session.id, session.epoch, plan, p["count"], arguments)
+        known = None if key is None else self._known.get(key)
+        many: Many = self._checker(session, device, plan, p, known).check()
+        if known is not None:
+            self._known.move_to_end(key)
+        else:
+            many.args.token = self._columns.token_of(self._service.new_id(), plan.layout, many.args)
+            if key is not None:
+                self._keep(key, many.args)
+        return many
+
+    def _keep(self, key: Any, args: ManyArgs) -> None:
+        """Past the bound the longest unused go."""
+        self._known[key] = args
+        self._known_bytes += args.nbytes + _ARGS_BYTES
+        while self._known_bytes > _MOST_BYTES:
+            _, oldest = self._known.popitem(last=False)
+            self._known_bytes -= oldest.nbytes + _ARGS_BYTES
 
     def _check_count(self, count: int) -> None:
         most = self._service.config.limits.max_many_launches
@@ -59,7 +92,9 @@ class ManyRequests:
                 {"count": count, "max_many_launches": most},
             )
 
-    def _checker(self, session: Session, device: Device, plan: Any, p: dict[str, Any]) -> Any:
+    def _checker(
+        self, session: Session, device: Device, plan: Plan, p: dict[str, Any], known: ManyArgs | None
+    ) -> Any:
         objects, generation = session.objects, device.generation
 
         def find(handle: Any, label: str) -> Buffer:
@@ -76,7 +111,7 @@ class ManyRequests:
                 for b in map(objects.get, handles)
             ]
 
-        return self._columns.Checker(plan, p, find, find_all)
+        return self._columns.Checker(plan, p, find, find_all, known)
 
     # NumPy
 
@@ -122,3 +157,20 @@ def _first(entry: Any) -> Any:
     if isinstance(handles, (bytes, bytearray, memoryview)) and len(handles) >= 4:
         return struct.unpack_from("<I", handles)[0]
     return entry
+
+
+def _key(entry: Any) -> Any:
+    """Arguments as a key: equal for equal ones. None if they bring data, which is theirs alone, or have no form."""
+    if type(entry) is int:
+        return entry
+    if isinstance(entry, (bytes, bytearray, memoryview)):
+        return bytes(entry)
+    if type(entry) is dict:
+        if entry.keys().isdisjoint(("handles", "buffer", "array")):
+            return None
+        parts: list[Any] = [tuple(entry), *map(_key, entry.values())]
+    elif type(entry) is list:
+        parts = list(map(_key, entry))
+    else:
+        return None
+    return None if None in parts else tuple(parts)

@@ -159,10 +159,10 @@ class ManyLauncher:
         return pipeline
 
     def _table(self, many: Many) -> _Table:
-        # For all parts of a request at once: none of its buffers goes before its last part.
-        table = many.job.resolved
+        # For all requests that bind the same: none of these buffers goes before the last part of the last of them.
+        table = many.args.resolved
         if table is None:
-            table = many.job.resolved = _Table([self._buffers.get(id) for id in many.buffers])
+            table = many.args.resolved = _Table([self._buffers.get(id) for id in many.buffers])
         return table  # type: ignore[no-any-return]  # what `resolved` holds is this file's business
 
     def _sets_for(self, frame: Frame, layout: PipelineLayout, count: int) -> tuple[Ring, int]:

@@ -4,8 +4,8 @@ Connections take turns: each active one gets an equal, contiguous share of a bat
 meet), and what some do not use goes to the others. Within a connection rows leave first come, first served, or as
 `held.OrderedQueue` says once a row asks for more.
 
-A MANY row counts by its launches: a batch takes as many as `MAX_LAUNCHES`. One that has more leaves in parts, a batch
-each, with others' rows beside them and its own connection's behind them.
+A MANY row counts by the time that its launches are thought to take: a batch takes `pace.PART_NS` of them. One that has
+more leaves in parts, a batch each, with others' rows beside them and its own connection's behind them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ from operator import attrgetter
 
 from vkqueue.jobs.heap import LazyHeap
 from vkqueue.jobs.held import Entry, OrderedQueue
+from vkqueue.jobs.pace import PART_NS
 from vkqueue.model import MANY, ROW_MSGID, ROW_STAMP, Row
-
-MAX_LAUNCHES = 4096
-"""Launches of MANY rows in one batch. Arbitrary: some 5 ms of recording, and of a fast device's time, in which other
-connections' jobs wait; what a batch costs by itself is nothing beside it."""
 
 
 class _SessionQueue:
@@ -78,7 +75,7 @@ class Scheduler:
         self._pipelines: dict[int, dict[Entry, None]] = {}  # pipeline -> entries held for it, in order
         self._oldest: int | None = None
         self._seq = 0
-        self._room = 0  # launches of MANY rows that the batch being taken has room for
+        self._room = 0  # nanoseconds of MANY rows that the batch being taken has room for
         self.queued = 0
         self.ready = 0
         self.launches = 0
@@ -220,7 +217,7 @@ class Scheduler:
         """Up to `most` ready rows, in fair turns; they have left the queue."""
         rows: list[Row] = []
         active = self._active
-        self._room = MAX_LAUNCHES
+        self._room = PART_NS
         # Those whose next row has no place in this batch; in the next one those come first that took nothing now.
         none: list[_SessionQueue] = []
         some: list[_SessionQueue] = []
@@ -247,9 +244,9 @@ class Scheduler:
         before, end = queue.ready, len(rows) + most
         waits = False
         while len(rows) < end and (row := queue.rest or _first(queue, now_ns)) is not None:
-            count = _launches(row)
-            waits = count > self._room
-            if waits and self._room < MAX_LAUNCHES:
+            count, each = _launches(row), row[7].job.launch_ns if row[2] == MANY else 0
+            waits = count * each > self._room
+            if waits and self._room < PART_NS:
                 break
             if queue.rest is not None:
                 queue.rest = None
@@ -257,14 +254,15 @@ class Scheduler:
                 queue.ordered.take(1, now_ns)
             else:
                 queue.plain.popleft()
-            if waits:
-                part, rest = row[7].cut(MAX_LAUNCHES)
+            if waits and count > 1:
+                count = max(PART_NS // each, 1)
+                part, rest = row[7].cut(count)
                 queue.rest = (*row[:7], rest, *row[8:])
-                row, count = (*row[:7], part, *row[8:]), MAX_LAUNCHES
+                row = (*row[:7], part, *row[8:])
             else:
                 self.queued -= 1
             rows.append(row)
-            self._room -= count
+            self._room -= count * each
             self.launches -= count
             if waits:
                 break
@@ -432,4 +430,4 @@ def _first(queue: _SessionQueue, now_ns: int) -> Row | None:
     return queue.plain[0] if queue.plain else None
 
 
-__all__ = ["MAX_LAUNCHES", "Scheduler"]
+__all__ = ["Scheduler"]

@@ -17,13 +17,15 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from vkqueue.jobs.wide import FEW, MOST, WideTokens, meets_ranges
-from vkqueue.kernels.launches import ManyToken
+from vkqueue.kernels.launches import Many, ManyToken
 from vkqueue.model import BARRIER, CREATE, DIRECT, DISPATCH, GRAPH, INIT, MANY, READ, WRITE, Batch, Row, Token
 
 # Arbitrary: a scan of so many ranges costs about as much as the rest of a row's work.
 _MAX_RANGES = 8
 # A ring's slots before the longest unused one is taken for another token (arbitrary: 64 sets are a few KiB).
 _MIN_SLOTS = 64
+# Parts of many launches whose barriers are known, for each set of arguments (arbitrary).
+_MAX_PARTS = 64
 # Entries of hazard state before a barrier is spent on forgetting them (arbitrary; about 10 MiB).
 _MAX_STATE = 65_536
 
@@ -277,7 +279,13 @@ class Stream:
         from vkqueue.jobs.overlap import barriers  # not before it is needed: it imports NumPy
 
         token: ManyToken = row[3]
-        row[7].barriers = barriers(row[7])
+        many: Many = row[7]
+        known = many.args.barriers
+        if (many.first, many.count) not in known:
+            if len(known) >= _MAX_PARTS:
+                known.clear()
+            known[many.first, many.count] = barriers(many)
+        many.barriers = known[many.first, many.count]
         if len(token.buffers) <= FEW:
             return self._touch(token, serial)
         conflict = (

@@ -31,62 +31,98 @@ class Slot(NamedTuple):
     writes: bool
 
 
+class ManyArgs:
+    """What the launches of a request are given: the same object for requests with equal arguments.
+
+    Attributes:
+        buffers: ids of client buffers, for `Slot.buffer`.
+        slots: one for each descriptor, in (set, binding, array element) order.
+        transients: data that came with the request, as in the payload of a DISPATCH: ("in" | "uniform", bytes-like).
+        nbytes: that the daemon holds for them.
+        token: of the rows; set by who makes them.
+        barriers: of parts that were looked at, (first, count) to launches; the stream's own.
+        resolved: what the backend worked out; its own business.
+    """
+
+    __slots__ = ("barriers", "buffers", "nbytes", "resolved", "slots", "token", "transients")
+
+    def __init__(
+        self,
+        buffers: tuple[int, ...],
+        slots: tuple[Slot, ...],
+        transients: tuple[tuple[str, Any], ...] = (),
+        nbytes: int = 0,
+    ) -> None:
+        self.buffers = buffers
+        self.slots = slots
+        self.transients = transients
+        self.nbytes = nbytes
+        self.token: ManyToken | None = None
+        self.barriers: dict[tuple[int, int], list[int]] = {}
+        self.resolved: Any = None
+
+
 class ManyJob:
     """What the parts of one request share.
 
     Attributes:
         total: its launches.
         nbytes: that the daemon holds for it.
+        groups: work groups of a launch, at most.
+        launch_ns: what the scheduler reckons with for a launch, at least 1.
         over: it has been answered, though parts of it may still be on the device.
         submitted_ns, device_us: of the parts that are done: when the first was submitted, and their time on the device.
-        resolved: what the backend worked out for all parts; its own business.
     """
 
-    __slots__ = ("device_us", "nbytes", "over", "resolved", "submitted_ns", "total")
+    __slots__ = ("device_us", "groups", "launch_ns", "nbytes", "over", "submitted_ns", "total")
 
-    def __init__(self, total: int, nbytes: int) -> None:
+    def __init__(self, total: int, nbytes: int, groups: int = 1) -> None:
         self.total = total
         self.nbytes = nbytes
+        self.groups = groups
+        self.launch_ns = 1
         self.over = False
         self.submitted_ns = self.device_us = 0
-        self.resolved: Any = None
 
 
 class Many:
     """The launches `first` to `first + count` of a request; never changed but for `barriers`.
 
     Attributes:
-        buffers: ids of client buffers, for `Slot.buffer`.
-        slots: one for each descriptor, in (set, binding, array element) order.
+        slots, transients: those of its arguments, and behind them, where scalars go in a uniform buffer, one for that;
+            columns are cut to the part. A row for each launch, ("uniform", an array of bytes, (count, stride)).
         constants: bytes that are pushed for all, or an array of bytes, (count, bytes pushed).
         grids: (x, y, z) of all, or an array of uint32, (count, 3).
-        transients: ("in" | "uniform", bytes-like) as in the payload of a DISPATCH, or ("uniform", an array of bytes,
-            (count, stride)) with a row for each launch.
         barriers: launches of this part, counted from its first, before which a barrier stands; set by the stream.
     """
 
-    __slots__ = ("barriers", "buffers", "constants", "count", "first", "grids", "job", "slots", "transients")
+    __slots__ = ("args", "barriers", "constants", "count", "first", "grids", "job", "slots", "transients")
 
     def __init__(
         self,
         job: ManyJob,
+        args: ManyArgs,
         first: int,
         count: int,
-        buffers: tuple[int, ...],
-        slots: tuple[Slot, ...],
         constants: Any,
         grids: Any,
-        transients: tuple[tuple[str, Any], ...] = (),
+        slots: tuple[Slot, ...] | None = None,
+        transients: tuple[tuple[str, Any], ...] | None = None,
     ) -> None:
         self.job = job
+        self.args = args
         self.first = first
         self.count = count
-        self.buffers = buffers
-        self.slots = slots
         self.constants = constants
         self.grids = grids
-        self.transients = transients
+        self.slots = args.slots if slots is None else slots
+        self.transients = args.transients if transients is None else transients
         self.barriers: list[int] = []
+
+    @property
+    def buffers(self) -> tuple[int, ...]:
+        """Those of its arguments."""
+        return self.args.buffers
 
     @property
     def last(self) -> bool:
@@ -109,9 +145,8 @@ class Many:
             slots.append(Slot(buffer, offset, size, slot.reads, slot.writes))
         transients = tuple((kind, column(value)) for kind, value in self.transients)
         constants, grids = column(self.constants), column(self.grids)
-        return Many(
-            self.job, self.first + start, stop - start, self.buffers, tuple(slots), constants, grids, transients
-        )
+        first = self.first + start
+        return Many(self.job, self.args, first, stop - start, constants, grids, tuple(slots), transients)
 
     def entries(self, index: int) -> tuple[tuple[int, int, int], ...]:
         """The descriptors of one launch, as `Token.entries` has them."""
@@ -159,9 +194,10 @@ class ManyToken(Token):
 
     Attributes:
         read, written: the same as `reads` and `writes`, by buffer; the end may lie behind the buffer's.
+        only_read: the buffers in `read` alone; `low`, `high`: the smallest and the largest id in `written`.
     """
 
-    __slots__ = ("read", "written")
+    __slots__ = ("high", "low", "only_read", "read", "written")
 
     def __init__(
         self, id: int, layout: Layout | None, buffers: tuple[int, ...], read: Touched, written: Touched
@@ -174,6 +210,8 @@ class ManyToken(Token):
         self.buffers = buffers
         self.read = read
         self.written = written
+        self.only_read = read.keys() - written.keys()
+        self.low, self.high = min(written, default=0), max(written, default=-1)
 
     def __getattr__(self, name: str) -> Any:
         # Made when somebody asks, which on the usual way nobody does.

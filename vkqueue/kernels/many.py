@@ -7,6 +7,7 @@ so both have the same errors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from itertools import compress
 from typing import Any, NamedTuple, TypeAlias
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vkqueue.errors import InternalError, InvalidError, VkqueueError, brief
-from vkqueue.kernels.launches import Many, ManyJob, ManyToken, Slot
+from vkqueue.kernels.launches import Many, ManyArgs, ManyJob, ManyToken, Slot
 from vkqueue.kernels.plan import Binding, Bound, BoundBuffer, Plan, bind_one, elements_of
 from vkqueue.model import Layout
 
@@ -136,13 +137,17 @@ class Checker:
         params: as `wire.messages.check` left them.
         find: handle and label to buffer; raises for one that cannot be used here.
         find_all: handles to buffers, None for those that `find` raises for.
+        args: what another request with equal arguments was given, if that is known.
     """
 
-    def __init__(self, plan: Plan, params: Mapping[str, Any], find: Find, find_all: FindAll) -> None:
+    def __init__(
+        self, plan: Plan, params: Mapping[str, Any], find: Find, find_all: FindAll, args: ManyArgs | None = None
+    ) -> None:
         self._plan = plan
         self._params = params
         self._count: int = params["count"]
         self._find = find
+        self._args = args
         self._table = _Table(find_all)
         self._bound = Bound()
         self._entries: list[list[Any]] = []  # for each binding those of its descriptors, columns as _Ranges
@@ -157,17 +162,21 @@ class Checker:
                 or something is wrong for all of them.
         """
         grids, scalars = self._grids(), self._scalars()
-        slots = self._slots()
+        args = self._args or self._arguments()
         if self._worst is not None:
             raise self._explain(self._worst, grids)
-        transients: list[tuple[str, Any]] = list(self._bound.payload)
-        held = sum(len(value) for _, value in transients)
-        held += sum(c.nbytes for c in (grids, scalars, *(v for s in slots for v in s[:3])) if isinstance(c, np.ndarray))
-        if self._plan.uniform is not None:
-            slots.append(self._provide(scalars, transients))
-            scalars = b""
-        job, ids = ManyJob(self._count, held), tuple(self._table.ids)
-        return Many(job, 0, self._count, ids, tuple(slots), scalars, grids, tuple(transients))
+        most = grids.max(axis=0).tolist() if isinstance(grids, np.ndarray) else grids
+        job = ManyJob(self._count, args.nbytes + _nbytes(grids) + _nbytes(scalars), math.prod(most))
+        if self._plan.uniform is None:
+            return Many(job, args, 0, self._count, scalars, grids)
+        slot, data = self._provide(scalars, len(args.transients))
+        return Many(job, args, 0, self._count, b"", grids, (*args.slots, slot), (*args.transients, ("uniform", data)))
+
+    def _arguments(self) -> ManyArgs:
+        slots = tuple(self._slots())
+        transients = tuple(self._bound.payload)
+        held = sum(len(value) for _, value in transients) + sum(_nbytes(value) for slot in slots for value in slot[:3])
+        return ManyArgs(tuple(self._table.ids), slots, transients, held)
 
     def _bin(self, data: Any, dtype: np.dtype[Any], width: int, what: str) -> Column:
         """A bin with `width` values for each launch, as rows of them."""
@@ -227,17 +236,16 @@ class Checker:
                 rows[:, at : at + dtype.itemsize].view(dtype)[:, 0] = values[:, i]
         return rows if packer.padded else b""
 
-    def _provide(self, scalars: Any, transients: list[tuple[str, Any]]) -> Slot:
+    def _provide(self, scalars: Any, place: int) -> tuple[Slot, Any]:
         """The uniform buffer that TVM passes scalars in: one for all launches, or a piece of one for each."""
-        buffer, size = -1 - len(transients), self._plan.scalars.padded
+        buffer, size = -1 - place, self._plan.scalars.padded
         offsets: Any = 0
         if isinstance(scalars, np.ndarray):
             stride = -(-size // _UNIFORM_STRIDE) * _UNIFORM_STRIDE
             rows = np.zeros((self._count, stride), _U8)
             rows[:, :size] = scalars
             scalars, offsets = rows, np.arange(self._count, dtype=np.uint64) * np.uint64(stride)
-        transients.append(("uniform", scalars))
-        return Slot(buffer, offsets, size, True, False)
+        return Slot(buffer, offsets, size, True, False), scalars
 
     # Descriptors
 
@@ -339,7 +347,8 @@ class Checker:
             if isinstance(grids, np.ndarray):
                 self._plan.grid(grids[launch].tolist())
             self._explain_scalars(launch)
-            for binding, entries in zip(self._plan.bindings, self._entries, strict=True):
+            # Known arguments are right, and none were looked at.
+            for binding, entries in zip(self._plan.bindings, self._entries, strict=self._args is None):
                 for entry in entries:
                     bind_one(binding, _entry_of(entry, launch), Bound(), self._find)
         except VkqueueError as error:
@@ -366,13 +375,17 @@ def _access(binding: Binding) -> tuple[bool, bool]:
     return binding.access != "write", binding.access in ("write", "read_write")
 
 
-def token_of(id: int, layout: Layout, many: Many) -> ManyToken:
+def _nbytes(value: Any) -> int:
+    return int(value.nbytes) if isinstance(value, np.ndarray) else 0
+
+
+def token_of(id: int, layout: Layout, args: ManyArgs) -> ManyToken:
     """What the launches touch."""
     read: dict[int, tuple[int, int]] = {}
     written: dict[int, tuple[int, int]] = {}
-    for slot in many.slots:
+    for slot in args.slots:
         whole = isinstance(slot.offset, int) and not isinstance(slot.buffer, int)
-        covered = _whole(slot.buffer, many.buffers) if whole else _covered(slot, many.buffers)
+        covered = _whole(slot.buffer, args.buffers) if whole else _covered(slot, args.buffers)
         for wanted, target in ((slot.reads, read), (slot.writes, written)):
             if wanted and (whole or target.keys().isdisjoint(covered)):
                 target.update(covered)
@@ -380,7 +393,7 @@ def token_of(id: int, layout: Layout, many: Many) -> ManyToken:
                 for buffer, (first, end) in covered.items():
                     low, high = target.get(buffer, (first, end))
                     target[buffer] = min(low, first), max(high, end)
-    return ManyToken(id, layout, many.buffers, read, written)
+    return ManyToken(id, layout, args.buffers, read, written)
 
 
 def _whole(places: Column, buffers: tuple[int, ...]) -> dict[int, tuple[int, int]]:

@@ -15,7 +15,7 @@ from support.gpu_rig import SHAPES, Rig, error_of, ints
 from vkqueue.errors import InternalError, NotFoundError, OutOfDeviceMemoryError
 from vkqueue.gpu import binding
 from vkqueue.gpu import many as gpu_many
-from vkqueue.kernels.launches import Many, ManyJob, Slot
+from vkqueue.kernels.launches import Many, ManyArgs, ManyJob, Slot
 from vkqueue.kernels.many import token_of
 from vkqueue.model import MANY, Options, Row, Shared
 
@@ -48,8 +48,9 @@ def many_row(
     """A row of launches; an entry is (place of the buffer or -1 - place of the transient, offset, size)."""
     accesses = [access for *_, number, access in SHAPES[kernel][0] for _ in range(number)]
     slots = [Slot(*entry, "r" in access, "w" in access) for entry, access in zip(entries, accesses, strict=True)]
-    launches = Many(ManyJob(count, 0), 0, count, buffers, tuple(slots), constants, grids, transients)
-    token = token_of(next(rig._ids), rig.layout(kernel), launches)
+    args = ManyArgs(buffers, tuple(slots), transients)
+    launches = Many(ManyJob(count, 0), args, 0, count, constants, grids)
+    token = token_of(next(rig._ids), rig.layout(kernel), args)
     return (1, next(rig._ids), MANY, token, rig.pipeline(kernel), b"", None, launches, 0, options)
 
 
