@@ -11,12 +11,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "vkqueue"
 
-BASE = {"errors", "model", "address", "mapping", "version"}
+BASE = {"errors", "model", "address", "large", "mapping", "version"}
 """Level 0: known to all."""
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "address": set(),
+    "large": set(),
     "mapping": set(),
     "version": set(),
     "model": {"errors"},

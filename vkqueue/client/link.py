@@ -41,6 +41,8 @@ R = TypeVar("R")
 _MORE = 16 * 1024
 # Reads in one go before others get the lock. Arbitrary.
 _MAX_READS = 16
+# The kernel's buffer towards the daemon, cut to net.core.wmem_max: fewer, larger wake-ups of its reader.
+SEND_BUFFER_BYTES = 1024 * 1024
 # At most what is copied when it is queued: what is sent from the caller's memory is larger, and is never put off.
 _GATHERED = LARGE
 
@@ -71,6 +73,7 @@ class Link:
 
     def __init__(self, sock: socket.socket, core: Core, timeout: float | None = None) -> None:
         sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.core = core
         self.timeout = timeout
         self._sock = sock

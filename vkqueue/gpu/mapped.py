@@ -8,15 +8,11 @@ progress is worth the price of winning the GIL back.
 from __future__ import annotations
 
 import ctypes
-import mmap
 from typing import Any, Protocol
 
 from vkqueue.gpu import binding
+from vkqueue.large import LARGE, new_large
 
-LARGE = 1 << 20
-# Fresh memory from here on is asked for in huge pages, as NumPy does: page faults cost more than the copy.
-_HUGE = 4 << 20
-_PAGE = mmap.PAGESIZE
 _ZEROS = memoryview(bytes(LARGE))
 
 
@@ -68,14 +64,16 @@ class Mapping:
         if self._cache is not None:
             self._dirty.append((offset, offset + size))
 
-    def read(self, offset: int, size: int) -> bytes:
+    def read(self, offset: int, size: int) -> bytes | memoryview:
         """A copy of `size` bytes at `offset`."""
         if self._cache is not None and size:
             self._cache.invalidate(offset, offset + size)
         if size < LARGE:
             return bytes(self.view[offset : offset + size])
         self._check(offset, size)
-        return _copy_large(self.address + offset, size)
+        data = new_large(size)
+        ctypes.memmove(binding.address(binding.ffi.from_buffer(data)), self.address + offset, size)
+        return data
 
     def copy(self, offset: int, target: Mapping, place: int, size: int) -> None:
         """Copy `size` bytes at `offset` to `place` of another block."""
@@ -93,24 +91,3 @@ class Mapping:
     def _check(self, offset: int, size: int) -> None:
         if offset < 0 or offset + size > self.size:
             raise IndexError(f"bytes {offset} to {offset + size} lie outside a mapping of {self.size}")
-
-
-# Bytes to be filled in, which C code may do before anyone else has seen them. bytes(view) would copy with the GIL held,
-# and a bytearray be zeroed so.
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-_new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t)
-_address_of = ctypes.pythonapi.PyBytes_AsString
-_address_of.restype, _address_of.argtypes = ctypes.c_void_p, (ctypes.py_object,)
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-
-
-def _copy_large(address: int, size: int) -> bytes:
-    data: bytes = _new_bytes(None, size)
-    target: int = _address_of(data)
-    if size >= _HUGE:
-        # Advice only: that it fails where there are no huge pages does not matter.
-        start = (target + _PAGE - 1) & -_PAGE
-        _madvise(start, (target + size - start) & -_PAGE, mmap.MADV_HUGEPAGE)
-    ctypes.memmove(target, address, size)
-    return data
