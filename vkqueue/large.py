@@ -58,6 +58,8 @@ def _take(capacity: int) -> mmap.mmap | None:
 
 
 def _give_back(pages: mmap.mmap) -> None:
+    if len(pages) > KEEP_BYTES:
+        return
     _idle.append(pages)
     while idle_bytes() > KEEP_BYTES:
         try:
