@@ -11,10 +11,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from vkqueue.bench import sharing
 from vkqueue.bench.graphs import GraphBench
-from vkqueue.bench.limit import Limit
+from vkqueue.bench.limit import CopyLimit, Limit
 from vkqueue.bench.many import FORMS, compare
 from vkqueue.bench.measure import KINDS, Bench
+from vkqueue.bench.sharing import WAYS
 from vkqueue.cli.demo_client import kernel_bytes
 from vkqueue.cli.own_daemon import Host, hosted
 from vkqueue.errors import UnsupportedError
@@ -75,12 +77,12 @@ def show(report: dict[str, Any], console: Console) -> None:
     console.print(f"Batches closed because: {closed}", soft_wrap=True)
     if "sweep" in report:
         console.print(_swept(report["sweep"]))
-    if "graphs" in report or "many" in report:
+    if "graphs" in report:
         console.print(_further(report))
 
 
 def _further(report: dict[str, Any]) -> Table:
-    table = Table(title="Many launches in one request", title_justify="left")
+    table = Table(title="Many launches in one request, and shared memory", title_justify="left")
     table.add_column("what")
     for heading in ("vkqueue", "beside", "ratio of speeds"):
         table.add_column(heading, justify="right")
@@ -104,6 +106,14 @@ def _further(report: dict[str, Any]) -> Table:
             theirs = f"{many['c_launches_per_s']:,.0f}/s"
             what = f"dispatch_many of {MANY:,}, {form} of their own; C"
             row(what, f"{many[f'{form}_launches_per_s']:,.0f}/s", theirs, many[f"{form}_ratio"])
+    if "shared" in report:
+        shared = report["shared"]
+        for way, what in zip(WAYS, ("from shared memory to the device", "back"), strict=True):
+            ours, theirs = (
+                f"{shared['medians'][name]:,.2f} GB/s" if name in shared["medians"] else "-"
+                for name in (f"{way}_gb_per_s", f"c_{way}_gb_per_s")
+            )
+            row(f"{shared['bytes'] >> 20} MiB {what}; C", ours, theirs, shared["ratios"].get(way))
     return table
 
 
@@ -142,17 +152,29 @@ def _per_job(report: dict[str, Any]) -> Table:
 
 
 def _everything(
-    host: Host, spirv: bytes, limit: Limit | None, device: int, uuid: str, repeats: int, seconds: float
+    host: Host, spirv: Path, limit: Limit | None, device: int, uuid: str, repeats: int, seconds: float
 ) -> dict[str, Any]:
-    """The figures of graphs and of dispatch_many."""
+    """The figures of graphs, of dispatch_many, and of shared memory."""
     with hosted(None, "device.graph_barriers=all") as every:
-        graphs = GraphBench(host.path, host.pid, every.path, spirv, limit, device, uuid)
+        kernel = spirv.read_bytes()
+        graphs = GraphBench(host.path, host.pid, every.path, kernel, limit, device, uuid)
         measured: dict[str, Any] = {"graphs": graphs.run(repeats=repeats, seconds=seconds)}
     if limit is not None:
         measured["many"] = compare(
-            host.path, spirv, limit, uuid, device, count=MANY, seconds=seconds, repeats=repeats
+            host.path, kernel, limit, uuid, device, count=MANY, seconds=seconds, repeats=repeats
         )
+    measured["shared"] = sharing.compare(host.path, _copy_limit(spirv.parent, uuid), uuid, device, repeats=repeats)
     return measured
+
+
+def _copy_limit(folder: Path, uuid: str) -> CopyLimit | None:
+    """None where it does not build, or the device cannot use shared memory itself."""
+    try:
+        limit = CopyLimit(folder)
+        limit.run(uuid, size=1 << 16, copies=1)
+    except UnsupportedError:
+        return None
+    return limit
 
 
 @click.command(short_help="Measure the daemon beside what the device can do at most.")
@@ -161,7 +183,7 @@ def _everything(
 @click.option("--clients", default="1,4,16", show_default=True, callback=_counts, help="Numbers of connections.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Medians are of so many.")
 @click.option("--seconds", type=click.FloatRange(0.05), default=1.0, show_default=True, help="Of each pipelined run.")
-@click.option("--all", "everything", is_flag=True, help="Measure graphs and dispatch_many too.")
+@click.option("--all", "everything", is_flag=True, help="Measure graphs, dispatch_many and shared memory too.")
 @click.option("--sweep", is_flag=True, help="Measure throughput and latency over depth and clients too.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw the sweep to this PNG (needs matplotlib).")
 @click.option("--json", "as_json", is_flag=True, help="Print medians, ratios and all samples as JSON.")
@@ -198,7 +220,7 @@ def command(
                 path = Path(plot) if plot else None
                 measured["sweep"] = bench.sweep(seconds=seconds, clients=clients, plot=path)
             if everything:
-                measured |= _everything(host, spirv.read_bytes(), limit, device, own.uuid, repeats, seconds)
+                measured |= _everything(host, spirv, limit, device, own.uuid, repeats, seconds)
         finally:
             bench.close()
     report = {**measured, "repeats": repeats, "no_c_limit": why}

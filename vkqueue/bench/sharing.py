@@ -1,0 +1,64 @@
+"""What shared memory is worth: copies between it and the device's own by `buffer.copy`, one request and one answer for
+each, beside a C loop that does the same with one submission and one fence.
+
+Ratios are what counts, of sides that are measured in turns; see `measure`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+from vkqueue.bench.limit import CopyLimit
+from vkqueue.client.sync import connect
+from vkqueue.client.sync_array import DeviceArray
+from vkqueue.errors import InternalError
+
+SIZE = 64 << 20
+"""Bytes of one copy."""
+
+WAYS = ("up", "down")
+_COPIES = 16
+
+
+def gb_per_s(source: DeviceArray, target: DeviceArray, copies: int = _COPIES) -> float:
+    """Of whole copies, one after the other; one before them is not counted."""
+    target.copy_from(source)
+    started = time.perf_counter()
+    for _ in range(copies):
+        target.copy_from(source)
+    return source.nbytes * copies / (time.perf_counter() - started) / 1e9
+
+
+def compare(
+    path: str, limit: CopyLimit | None, uuid: str, device: int = 0, *, repeats: int, size: int = SIZE
+) -> dict[str, Any]:
+    """Medians over `repeats`: GB/s of copies up and down, and of C's, and the ratios of the two.
+
+    Args:
+        limit: None to leave it out.
+
+    Raises:
+        UnsupportedError: C cannot import memory on this device.
+    """
+    samples: dict[str, list[float]] = {}
+    with connect(path, device=device) as gpu:
+        shared, own = gpu.shared((size,), "u1"), gpu.empty((size,), "u1")
+        memory = shared.numpy()
+        memory[:] = np.random.default_rng().integers(0, 256, size, dtype=np.uint8)
+        sum_before = int(memory.sum(dtype=np.uint64))
+        for _ in range(repeats):
+            if limit is not None:
+                for way, rate in zip(WAYS, limit.run(uuid, size=size, copies=_COPIES), strict=True):
+                    samples.setdefault(f"c_{way}_gb_per_s", []).append(rate)
+            samples.setdefault("up_gb_per_s", []).append(gb_per_s(shared, own))
+            memory[:] = 0
+            samples.setdefault("down_gb_per_s", []).append(gb_per_s(own, shared))
+        if int(memory.sum(dtype=np.uint64)) != sum_before:
+            raise InternalError("the bytes that came back are not those that went")
+    medians = {name: statistics.median(values) for name, values in samples.items()}
+    ratios = {way: medians[f"{way}_gb_per_s"] / medians[f"c_{way}_gb_per_s"] for way in WAYS if limit is not None}
+    return {"bytes": size, "medians": medians, "ratios": ratios}
