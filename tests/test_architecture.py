@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "vkqueue"
 
-BASE = {"errors", "model", "address", "large", "mapping", "version"}
+BASE = {"errors", "model", "address", "large", "mapping", "source_file", "version"}
 """Level 0: known to all."""
 
 ALLOWED: dict[str, set[str]] = {
@@ -19,20 +19,22 @@ ALLOWED: dict[str, set[str]] = {
     "address": set(),
     "large": set(),
     "mapping": set(),
+    "source_file": {"errors"},
     "version": set(),
     "model": {"errors"},
     "wire": BASE,
     "kernels": BASE,
+    "models": BASE | {"kernels"},
     "config": BASE,
     "log": BASE,
     "jobs": BASE | {"kernels"},
     "gpu": BASE | {"kernels"},
     "worker": BASE | {"kernels", "gpu.backend"},
-    "client": BASE | {"wire"},
+    "client": BASE | {"wire", "models"},
     "aio": BASE | {"client"},
-    "daemon": BASE | {"wire", "kernels", "jobs", "worker", "config", "log"},
-    "bench": BASE | {"wire", "client"},
-    "cli": BASE | {"config", "log", "kernels", "daemon.lifecycle", "client", "bench"},
+    "daemon": BASE | {"wire", "kernels", "models", "jobs", "worker", "config", "log"},
+    "bench": BASE | {"wire", "client", "models"},
+    "cli": BASE | {"config", "log", "kernels", "models", "daemon.lifecycle", "client", "bench"},
     "__main__": BASE | {"cli"},
     "__init__": {"errors", "model", "version", "client"},
 }
@@ -54,6 +56,7 @@ ONLY_IN: dict[str, set[str]] = {
 FORBIDDEN: dict[str, set[str]] = {
     "wire": {"anyio", "asyncio", "threading"},
     "kernels": {"anyio", "asyncio", "threading"},
+    "models": {"anyio", "asyncio", "threading", "time", "socket", "numpy"},
     "jobs": {"anyio", "asyncio", "threading", "time", "socket"},
     "config": {"anyio", "asyncio", "threading"},
     "log": {"anyio", "asyncio", "threading"},

@@ -15,7 +15,7 @@ from support.tvm import library
 
 from vkqueue.client.elf import SYMBOLS, library_bytes
 from vkqueue.client.module import load_params, read_module
-from vkqueue.client.source_file import read_source
+from vkqueue.source_file import read_source
 from vkqueue.errors import InvalidError
 
 BLOB = library([("_lib", b"")])

@@ -6,8 +6,8 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from vkqueue.client import source_file
-from vkqueue.client.source_file import LANGUAGES, SourceFile, read_source
+from vkqueue import source_file
+from vkqueue.source_file import LANGUAGES, SourceFile, read_source
 from vkqueue.errors import CompileError, UnsupportedError
 
 __all__ = ["LANGUAGES", "SourceFile", "compile_here", "language_of", "read_source"]
