@@ -15,8 +15,8 @@ from support.tvm import library
 
 from vkqueue.client.elf import SYMBOLS, library_bytes
 from vkqueue.client.module import load_params, read_module
-from vkqueue.source_file import read_source
 from vkqueue.errors import InvalidError
+from vkqueue.source_file import read_source
 
 BLOB = library([("_lib", b"")])
 

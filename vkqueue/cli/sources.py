@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vkqueue import source_file
-from vkqueue.source_file import LANGUAGES, SourceFile, read_source
 from vkqueue.errors import CompileError, UnsupportedError
+from vkqueue.source_file import LANGUAGES, SourceFile, read_source
 
 __all__ = ["LANGUAGES", "SourceFile", "compile_here", "language_of", "read_source"]
 

@@ -17,8 +17,8 @@ from vkqueue.client.launch import LaunchPlan
 from vkqueue.client.many import ManyLaunch, ManyPlan
 from vkqueue.client.recording import active
 from vkqueue.client.signature import Binding, Scalar, Signature, SpecConstant, suggestion
-from vkqueue.source_file import language_of, read_source
 from vkqueue.errors import InvalidError, NotFoundError, brief
+from vkqueue.source_file import language_of, read_source
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview
 
