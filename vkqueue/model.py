@@ -225,6 +225,7 @@ class GraphInstance:
             after them.
         results: names of those that leave.
         numbers: constants, data and grids that came with the launch.
+        moves: whether a launch moves bytes: a node copies, fills or writes, or something comes or leaves.
     """
 
     id: int
@@ -234,6 +235,7 @@ class GraphInstance:
     transients: tuple[tuple[int, int], ...] = ()
     results: tuple[str, ...] = ()
     numbers: tuple[Any, ...] = ()
+    moves: bool = True
 
     def constants(self, node: GraphNode) -> bytes:
         """The push constants of a DISPATCH."""

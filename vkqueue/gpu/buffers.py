@@ -160,9 +160,7 @@ class Buffers:
         self._imports = not why_not
         if why_not:
             log.info("memory that clients share is copied to and from the device: %s", why_not)
-        self._pad = max(
-            4, self._needs.alignment, device.robust_storage_alignment, device.robust_uniform_alignment
-        )
+        self._pad = max(4, self._needs.alignment, device.robust_storage_alignment, device.robust_uniform_alignment)
         self.memory = Memory(
             DeviceSource(device),
             max_allocations=self._limits["maxMemoryAllocationCount"],

@@ -13,6 +13,7 @@ from vkqueue.gpu.hot import param
 COMPUTE, TRANSFER, HOST = 0x800, 0x1000, 0x4000  # VkPipelineStageFlagBits
 _HOST_READ, _HOST_WRITE = 0x2000, 0x4000  # VkAccessFlagBits
 _MEMORY_READ, _MEMORY_WRITE = 0x8000, 0x10000
+_UNIFORM_READ, _SHADER_READ, _SHADER_WRITE = 0x8, 0x20, 0x40
 
 _region = struct.Struct("<3Q").pack  # VkBufferCopy
 _barrier = struct.Struct("<IIQII")  # VkMemoryBarrier
@@ -38,6 +39,9 @@ class Commands:
         self._end_label = device.raw.cmd_end_label
         # The bytes live as long as this object, so their addresses may be kept.
         self._all = _barrier.pack(_MEMORY_BARRIER, 0, 0, _MEMORY_WRITE, _MEMORY_READ | _MEMORY_WRITE)
+        self._launches = _barrier.pack(
+            _MEMORY_BARRIER, 0, 0, _SHADER_WRITE, _UNIFORM_READ | _SHADER_READ | _SHADER_WRITE
+        )
         self._host = _barrier.pack(_MEMORY_BARRIER, 0, 0, _MEMORY_WRITE, _HOST_READ | _HOST_WRITE)
         self._label = binding.ffi.new("VkDebugUtilsLabelEXT *")
         self._label.sType = binding.vk.VK_STRUCTURE_TYPE_DEBUG_UTILS_LABEL_EXT
@@ -47,6 +51,10 @@ class Commands:
         """Order everything before, on the queue, with everything after: launches, copies and fills."""
         both = COMPUTE | TRANSFER
         self._pipeline_barrier(command, both, both, 0, 1, self._all, 0, None, 0, None)
+
+    def barrier_of_launches(self, command: Any) -> None:
+        """Order the launches before with the launches after; see `order.Order` for when that is enough."""
+        self._pipeline_barrier(command, COMPUTE, COMPUTE, 0, 1, self._launches, 0, None, 0, None)
 
     def barrier_to_host(self, command: Any) -> None:
         """Make everything written so far visible to the host once the fence has signalled.

@@ -270,4 +270,3 @@ def _runs(numbers: list[int], handles: tuple[int, ...]) -> list[tuple[int, int, 
         else:
             runs.append((number, [handle]))
     return [(first, len(sets), struct.pack(f"<{len(sets)}Q", *sets)) for first, sets in runs]
-

@@ -406,9 +406,7 @@ class FakeBackend:
 
     def _dispatch(self, row: Row) -> list[bytes]:
         payload = row[ROW_PAYLOAD] or ()
-        transient = [
-            bytearray([_GARBAGE]) * value if kind == "out" else bytearray(value) for kind, value in payload
-        ]
+        transient = [bytearray([_GARBAGE]) * value if kind == "out" else bytearray(value) for kind, value in payload]
         bound = [
             self._memory((id, offset, offset + size)) if id else memoryview(transient[offset])[:size]
             for id, offset, size in row[ROW_TOKEN].entries

@@ -35,9 +35,7 @@ def run_graph(row: Row, memory: Memory, run: Run) -> list[bytes]:
     return [bytes(at(place, 0, size)) for place, size in leaving]
 
 
-def _run_node(
-    instance: GraphInstance, node: GraphNode, at: Callable[[int, int, int], memoryview], run: Run
-) -> None:
+def _run_node(instance: GraphInstance, node: GraphNode, at: Callable[[int, int, int], memoryview], run: Run) -> None:
     where = [at(*entry) for entry in node.entries]
     if node.op == DISPATCH:
         run(node.pipeline, where, instance.constants(node), instance.grid(node))

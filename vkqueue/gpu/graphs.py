@@ -21,6 +21,7 @@ from vkqueue.gpu.device import Device
 from vkqueue.gpu.frame import Frame
 from vkqueue.gpu.hot import param
 from vkqueue.gpu.layout import PipelineLayout
+from vkqueue.gpu.order import Order
 from vkqueue.gpu.payload import Payloads
 from vkqueue.gpu.pipeline import Pipeline, PipelineTable
 from vkqueue.gpu.staging import Slice
@@ -249,9 +250,15 @@ class Graphs:
         command, commands, labels = recording.param, self._commands, self._device.debug_labels
         bound: Pipeline | None = None
         constants: bytes | None = None
+        order = Order(commands, moved=False)  # a barrier in here is for what is in here
         for node in instance.nodes:
+            moves = node.op != DISPATCH
             if node.barrier:
-                commands.barrier(command)
+                order.barrier(command, moves)
+            if moves:
+                if order.narrow:
+                    order.full(command)
+                order.moved = True
             if labels:
                 commands.begin_label(command, node.label)
             if node.op == DISPATCH:

@@ -240,7 +240,7 @@ class _Recording:
         for place in range(bisect_left(barriers, start), bisect_left(barriers, stop)):
             _run_some(launches, barriers[place] - at)
             at = barriers[place]
-            self._of._commands.barrier(self._main)
+            self._of._commands.barrier_of_launches(self._main)
         _run_some(launches, stop - at)
 
     def _push_constants(self, start: int, stop: int) -> Iterator[Any]:

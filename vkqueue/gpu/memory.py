@@ -241,9 +241,7 @@ class Memory:
                 blocks.append(block)
                 return block
 
-    def _new_block(
-        self, memory_type: MemoryType, size: int, space: Space | None, asked: int, buffer: int = 0
-    ) -> Block:
+    def _new_block(self, memory_type: MemoryType, size: int, space: Space | None, asked: int, buffer: int = 0) -> Block:
         """One more block; tried again once without the empty ones if the driver has no more."""
         cause: OutOfDeviceMemoryError | None = None
         for _ in range(2):

@@ -18,6 +18,7 @@ from vkqueue.gpu.device import Device
 from vkqueue.gpu.frame import Frame
 from vkqueue.gpu.layout import PipelineLayout
 from vkqueue.gpu.mirrored import mirror
+from vkqueue.gpu.order import Order
 from vkqueue.gpu.payload import Payloads
 from vkqueue.gpu.pipeline import Pipeline, PipelineTable
 from vkqueue.gpu.transfers import Transfers
@@ -60,6 +61,7 @@ class Recorder:
         self._labels = device.debug_labels
         self._timestamps = device.timestamp_period > 0
         self._buffers = buffers
+        self._order = Order(commands, moved=False)
         self._owed = False  # a barrier that the stream counts on was recorded in a batch that was not submitted
         self.gone: set[int] = set()
 
@@ -73,7 +75,7 @@ class Recorder:
             DeviceLostError
             OutOfDeviceMemoryError: a command buffer could not be begun or finished.
         """
-        raw, commands = self._raw, self._commands
+        raw, commands, order = self._raw, self._commands, self._order
         bind_pipeline, push_constants, dispatch = raw.cmd_bind_pipeline, raw.cmd_push_constants, raw.cmd_dispatch
         push_descriptors = raw.cmd_push_descriptor_set_with_template
         packed = self._descriptors.packed
@@ -96,11 +98,19 @@ class Recorder:
         for index, row, flags, slot in zip(range(len(batch.rows)), batch.rows, batch.flags, batch.slots, strict=True):
             try:
                 session, _, op, token, target, constants, grid, payload, _, options = row
+                moves = op != DISPATCH and op != MANY and not flags & DIRECT and (op != GRAPH or target.moves)
                 if flags & BARRIER:
                     if not frame.begun:
                         self._begin(frame)
-                    commands.barrier(main)
+                    order.barrier(main, moves)
                     barrier_used = True
+                if moves:
+                    if order.narrow:
+                        if not frame.begun:
+                            self._begin(frame)
+                        order.full(main)
+                        barrier_used = True
+                    order.moved = True
                 if labels:
                     if not frame.begun:
                         self._begin(frame)
@@ -188,7 +198,7 @@ class Recorder:
         frame.begin(frame.main)
         frame.begun = True
         if self._owed:
-            self._commands.barrier(frame.main_param)
+            self._order.full(frame.main_param)
 
     def _finish(self, frame: Frame) -> None:
         commands, main = self._commands, frame.main_param
@@ -197,7 +207,8 @@ class Recorder:
         if frame.setup_used:
             commands.close_setup(frame)
         if frame.copies_out:
-            commands.barrier(main)
+            self._order.full(main)
+            self._order.moved = True
             for scratch, result in frame.copies_out:
                 source, target = scratch.block.buffer, result.block.buffer
                 commands.copy(main, source, scratch.offset, target, result.offset, result.size)

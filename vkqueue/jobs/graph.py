@@ -19,7 +19,7 @@ from typing import Any
 from vkqueue.errors import InvalidError
 from vkqueue.jobs.stream import Stream
 from vkqueue.kernels.graph_plan import CONSTANT, INPUT, OUTPUT, TEMPORARY, GraphPlan, Late, Step
-from vkqueue.model import BARRIER, COPY, GraphInstance, GraphNode, Range, Row, Token
+from vkqueue.model import BARRIER, COPY, DISPATCH, GraphInstance, GraphNode, Range, Row, Token
 
 # Levels may need more memory than the order as sent. Arbitrary: twice as much, and some more, is worth fewer barriers.
 _MORE_MEMORY = 2
@@ -205,6 +205,7 @@ class Template:
             self._apart = self._in_order
         self.arena_bytes = max(self._apart.size, self._in_order.size)
         self._static = self._arranged(self._apart, self._apart.barriers)
+        self._moves = any(node.op != DISPATCH for node in self._nodes)
         self.barrier_count = sum(node.barrier for node in self._static)
         ends = [p for p in plan.places if p.role in (INPUT, OUTPUT)]
         everywhere = dict.fromkeys((p.id - 1 for p in ends), (0, 0))
@@ -254,6 +255,7 @@ class Template:
             transients=tuple((number, self.plan.places[number].size) for number, _ in binding.inline),
             results=tuple(self.plan.places[number].name for number, kind in binding.inline if kind != "in"),
             numbers=tuple([number.resolve(scalars, types) for _, number in self._numbers.values()]),
+            moves=self._moves or bool(binding.inline),
         )  # fmt: skip
         return instance, self._token(token, binding.buffers, arenas)
 

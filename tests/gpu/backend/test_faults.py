@@ -71,13 +71,16 @@ def test_a_barrier_that_was_not_submitted_is_owed_to_the_next_batch(
     rig.results(launch)
     commands = rig.backend._recorder._commands
     barriers: list[object] = []
-    real = commands.barrier
 
-    def counted(command: object) -> None:
-        barriers.append(command)
-        real(command)
+    def counted(real: Callable[[object], None]) -> Callable[[object], None]:
+        def record(command: object) -> None:
+            barriers.append(command)
+            real(command)
 
-    monkeypatch.setattr(commands, "barrier", counted)
+        return record
+
+    for kind in ("barrier", "barrier_of_launches"):
+        monkeypatch.setattr(commands, kind, counted(getattr(commands, kind)))
     first = rig.submit(launch)
     rig.sizes[10**6] = 256
     bad = rig.dispatch("add", (y, y, 10**6))
