@@ -11,12 +11,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "vkqueue"
 
-BASE = {"errors", "model", "address", "large", "mapping", "source_file", "version"}
+BASE = {"errors", "model", "address", "heap", "large", "mapping", "source_file", "version"}
 """Level 0: known to all."""
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "address": set(),
+    "heap": set(),
     "large": set(),
     "mapping": set(),
     "source_file": {"errors"},

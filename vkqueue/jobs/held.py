@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from operator import attrgetter
 
-from vkqueue.jobs.heap import LazyHeap
+from vkqueue.heap import LazyHeap
 from vkqueue.model import (
     CREATE,
     FREE,

@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from operator import attrgetter
 
-from vkqueue.jobs.heap import LazyHeap
+from vkqueue.heap import LazyHeap
 from vkqueue.jobs.held import Entry, OrderedQueue
 from vkqueue.jobs.pace import PART_NS
 from vkqueue.model import MANY, ROW_MSGID, ROW_STAMP, Row
