@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,16 +38,25 @@ def language_of(path: str | os.PathLike[str]) -> str | None:
     return LANGUAGES.get(Path(path).suffix.lower())
 
 
-def read_source(path: str | os.PathLike[str], language: str, folders: Sequence[str] = ()) -> SourceFile:
+def read_source(
+    path: str | os.PathLike[str],
+    language: str,
+    folders: Sequence[str] = (),
+    check: Callable[[Path], None] = lambda path: None,
+) -> SourceFile:
     """Read a source file, and what it includes: from its own folder and those in it, else from `folders`.
 
     What is not found is left for the compiler to complain of.
+
+    Args:
+        check: raises if a file that was found must not be read.
 
     Raises:
         InvalidError: a file is no UTF-8.
         OSError: it cannot be read.
     """
     top = Path(path)
+    check(top)
     source = SourceFile(os.fspath(path), _read(top), language)
     # What is still to be looked through: a text, the name of its folder, and where that folder really is.
     waiting = [(source.text, "", top.parent)]
@@ -58,6 +67,7 @@ def read_source(path: str | os.PathLike[str], language: str, folders: Sequence[s
                 if name in source.includes:
                     break
                 if file.is_file():
+                    check(file)
                     source.includes[name] = _read(file)
                     waiting.append((source.includes[name], posixpath.dirname(name), file.parent))
                     break
