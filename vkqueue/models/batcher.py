@@ -1,0 +1,281 @@
+"""When requests of a model leave together, and which: Triton Inference Server's dynamic batcher, as a pure function of
+state and time.
+
+With `instances` batches in flight nothing leaves; what comes meanwhile piles up. With fewer the batch that could leave
+is looked at, which is what fits of the first group (`queue`). It leaves
+
+- "predicted" or "full": when the next request does not fit, for its time on the device or for its size;
+- "preferred": when it has, or passes, a preferred size; what is above the largest such size stays;
+- "idle" or "delay": when its oldest request has waited `max_queue_delay_microseconds`. Without such a delay that is at
+  once: "idle" while nothing is in flight, else "delay";
+- "backlog", in place of all of these but "predicted": when requests in it were left waiting by busy instances. Then
+  all that fits leaves, whatever sizes are preferred.
+
+So no request waits longer than that delay for want of others, and none is sent in a smaller batch than it would have
+been under less load: the delay counts from its receipt, while instances are busy too.
+
+A request of more samples than a batch may have leaves alone. With `max_batch_size` 1 (or 0) each request does: that is
+how a model without dynamic batching is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from vkqueue.errors import OverloadedError
+from vkqueue.models.policy import BatchingPolicy
+from vkqueue.models.predict import Predictor
+from vkqueue.models.queue import Group, Request, RequestQueue
+
+REASONS = ("idle", "preferred", "full", "delay", "backlog", "predicted")
+"""Why a batch was closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests that leave together.
+
+    Attributes:
+        samples: of all of them.
+        group: that of each.
+        reason: one of `REASONS`.
+        serial: rises from batch to batch, from 1.
+    """
+
+    requests: list[Request]
+    samples: int
+    group: Hashable
+    reason: str
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Ask again at `until_ns`, unless something happens before."""
+
+    until_ns: int
+
+
+@dataclass(slots=True)
+class _Cut:
+    """What of a group could leave.
+
+    Attributes:
+        requests: those that fit.
+        samples: how many these have.
+        preferred: how many of them make up the largest preferred size that is met, or all before the largest of these
+            is passed; 0 when neither is.
+        closed: "full" or "predicted" when no further request could join, else "".
+    """
+
+    requests: list[Request]
+    samples: int = 0
+    preferred: int = 0
+    closed: str = ""
+
+
+class DynamicBatcher:
+    """Decides which requests leave when; counts why, and how many.
+
+    Times are nanoseconds of one clock that never goes back. Ask `decide` after whatever changed (requests came, one was
+    cancelled, a batch came back) until it says something other than a batch.
+
+    Args:
+        max_batch_size: samples in a batch at most.
+        instances: batches in flight at most.
+        predictor: what is known of times on the device; needed for `max_batch_gpu_ms`.
+        max_batch_gpu_ms: what a batch is thought to take at most, unless it is of one request; 0: no bound.
+
+    Attributes:
+        reasons: batches closed, by reason.
+        sizes: batches closed, by samples.
+        in_flight: batches that have left and are not done.
+    """
+
+    def __init__(
+        self,
+        policy: BatchingPolicy,
+        max_batch_size: int,
+        instances: int,
+        predictor: Predictor | None = None,
+        max_batch_gpu_ms: float = 0,
+    ) -> None:
+        self.policy = policy
+        self.max_batch_size = max(max_batch_size, 1)
+        self.instances = instances
+        self.predictor = predictor
+        self.reasons = dict.fromkeys(REASONS, 0)
+        self.sizes: dict[int, int] = {}
+        self.in_flight: set[int] = set()
+        self._delay_ns = policy.max_queue_delay_microseconds * 1000
+        self._limit_us = max_batch_gpu_ms * 1000 if predictor is not None else 0
+        self._preferred = frozenset(policy.preferred_batch_size or (self.max_batch_size,))
+        self._largest = max(self._preferred)
+        any_size = policy.preserve_ordering or self._limit_us
+        self._queue = RequestQueue(1 if any_size else min(self._preferred), self._delay_ns)
+        self._expired: list[Request] = []  # not collected yet
+        self._full_ns = -1  # when requests last were left waiting by busy instances
+        self._serial = 0
+        self._next = 1  # the batch whose requests are to be answered first, when order is kept
+        self._done: set[int] = set()  # batches that are done, and wait for earlier ones
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._queue)
+
+    # In and out
+
+    def enqueue(self, request: Request, now: int) -> None:
+        """Append a request to its level.
+
+        Raises:
+            OverloadedError: `max_queue_size` requests wait there.
+            ValueError: one of the same id waits.
+        """
+        if self._queue.find(request.id) is not None:
+            raise ValueError(f"a request {request.id!r} waits already")
+        self._sweep(now)
+        level = self.policy.level(request.priority)
+        most = self.policy.queue_policy(level).max_queue_size
+        if most and self._queue.sizes.get(level, 0) >= most:
+            raise OverloadedError(
+                f"{most} requests wait for this model already, which is its max_queue_size; try again once answers "
+                "have come",
+                {"max_queue_size": most},
+            )
+        if not request.deadline_ns:
+            request.deadline_ns = self.policy.deadline_ns(request.priority, request.received_ns)
+        # Requests that must not overtake each other are one group here; `_cut` ends where the real group changes.
+        self._queue.add(request, level, None if self.policy.preserve_ordering else request.group)
+        if len(self.in_flight) >= self.instances:
+            self._full_ns = now
+
+    def cancel(self, id: Hashable) -> Request | None:
+        """Take a request out; None when it does not wait."""
+        request = self._queue.find(id)
+        if request is not None:
+            self._queue.remove([request])
+        return request
+
+    def drain(self) -> list[Request]:
+        """Take out every request, in the order in which they came."""
+        return self._queue.drain()
+
+    def expire(self, now: int) -> list[Request]:
+        """Requests that have waited too long, taken out; or put behind the others, where their level says so."""
+        self._sweep(now)
+        expired, self._expired = self._expired, []
+        return expired
+
+    def next_expiry_ns(self) -> int | None:
+        """When `expire` has something to do."""
+        return self._expired[0].deadline_ns if self._expired else self._queue.next_deadline_ns()
+
+    def _sweep(self, now: int) -> None:
+        while (request := self._queue.past_deadline(now)) is not None:
+            if self.policy.queue_policy(request.place >> 1).timeout_action == "DELAY":
+                self._queue.delay(request)
+            else:
+                self._queue.remove([request])
+                self._expired.append(request)
+
+    # Batches
+
+    def decide(self, now: int) -> Batch | Wait | None:
+        """What leaves now.
+
+        Returns:
+            Batch, which has left; Wait; or None: nothing until a batch is done or a request comes.
+        """
+        self._sweep(now)
+        if not self._queue or len(self.in_flight) >= self.instances:
+            return None
+        while (group := self._queue.first_candidate(now)) is not None:
+            cut = self._cut(group)
+            due = group.oldest_ns + self._delay_ns <= now
+            backlog = group.oldest_ns <= self._full_ns
+            if cut.preferred and not backlog and not (due and self._delay_ns):
+                return self._close(cut.requests[: cut.preferred], "preferred", now)
+            if cut.closed or cut.preferred or due:
+                return self._close(cut.requests, self._reason(cut, backlog), now)
+            self._queue.dismiss(group)
+        until = self._queue.next_due_ns()
+        assert until is not None
+        return Wait(until)
+
+    def _reason(self, cut: _Cut, backlog: bool) -> str:
+        if backlog and cut.closed != "predicted":
+            return "backlog"
+        if cut.closed:
+            return cut.closed
+        return "delay" if self._delay_ns or self.in_flight else "idle"
+
+    def _cut(self, group: Group) -> _Cut:
+        """What fits of a group, in its order."""
+        cut: _Cut | None = None
+        most = self.max_batch_size
+        for request in group:
+            if cut is None:
+                cut = _Cut([])
+                if self._limit_us:
+                    assert self.predictor is not None
+                    most = self.predictor.most(request.group, self._limit_us, most)
+            else:
+                samples = cut.samples + request.samples
+                if self._largest < samples and self._largest < self.max_batch_size and not cut.preferred:
+                    cut.preferred = len(cut.requests)
+                if samples > most or request.group != cut.requests[0].group:
+                    cut.closed = "predicted" if most < samples <= self.max_batch_size else "full"
+                    return cut
+            cut.requests.append(request)
+            cut.samples += request.samples
+            if cut.samples < self.max_batch_size and (
+                cut.samples in self._preferred or (cut.samples > self._largest and not cut.preferred)
+            ):
+                cut.preferred = len(cut.requests)
+            if cut.samples >= most:
+                cut.closed = "predicted" if most < self.max_batch_size else "full"
+                return cut
+        assert cut is not None
+        return cut
+
+    def _close(self, requests: list[Request], reason: str, now: int) -> Batch:
+        self._queue.remove(requests)
+        self._serial += 1
+        samples = sum(request.samples for request in requests)
+        self.in_flight.add(self._serial)
+        if self._queue and len(self.in_flight) >= self.instances:
+            self._full_ns = now
+        self.reasons[reason] += 1
+        self.sizes[samples] = self.sizes.get(samples, 0) + 1
+        return Batch(requests, samples, requests[0].group, reason, self._serial)
+
+    def done(self, serial: int, now: int) -> list[int]:
+        """A batch is done, whatever became of it.
+
+        Returns:
+            Batches whose requests are to be answered now, in order: this one, or with `preserve_ordering` all from the
+            first that is not answered up to one that is not done.
+        """
+        if self._queue and len(self.in_flight) >= self.instances:
+            self._full_ns = now
+        self.in_flight.remove(serial)
+        if not self.policy.preserve_ordering:
+            return [serial]
+        self._done.add(serial)
+        ready = []
+        while self._next in self._done:
+            self._done.remove(self._next)
+            ready.append(self._next)
+            self._next += 1
+        return ready
+
+    def statistics(self) -> dict[str, Any]:
+        """Requests that wait, and counts of closed batches, by reason and by samples."""
+        return {
+            "queued": len(self._queue),
+            "closed": dict(self.reasons),
+            "batch_sizes": dict(sorted(self.sizes.items())),
+        }
