@@ -15,9 +15,9 @@ from vkqueue.errors import BY_CODE
 
 PUBLIC = [
     "Binding", "Client", "CompileError", "ConnectionLostError", "DeniedError", "DependencyError", "Device",
-    "DeviceArray", "DeviceLostError", "Each", "Future", "Graph", "InternalError", "InvalidError", "JobCancelledError",
-    "JobExpiredError", "JobTimeoutError", "Kernel", "Limits", "Module", "NotFoundError", "Out",
-    "OutOfDeviceMemoryError", "OverloadedError", "ProtocolError", "QuotaError", "Saved", "Scalar",
+    "DeviceArray", "DeviceLostError", "Each", "Future", "Graph", "InferTiming", "Inferred", "InternalError",
+    "InvalidError", "JobCancelledError", "JobExpiredError", "JobTimeoutError", "Kernel", "Limits", "Model", "ModelInfo",
+    "ModelTensor", "Module", "NotFoundError", "Out", "OutOfDeviceMemoryError", "OverloadedError", "ProtocolError", "QuotaError", "Saved", "Scalar",
     "SharedArray", "ShuttingDownError", "Signature", "SpecConstant", "Timed", "Timing", "TooLargeError",
     "UnknownMethodError",
     "UnsupportedError", "VkqueueError", "__version__", "connect", "each", "out",
@@ -25,7 +25,7 @@ PUBLIC = [
 
 PUBLIC_AIO = [
     "AsyncClient", "AsyncDeviceArray", "AsyncFuture", "AsyncGraph",
-    "AsyncKernel", "AsyncModule", "AsyncSharedArray", "connect",
+    "AsyncKernel", "AsyncModel", "AsyncModule", "AsyncSharedArray", "connect",
 ]  # fmt: skip
 
 
@@ -50,6 +50,7 @@ def test_both_clients_offer_the_same() -> None:
     # What one pass of the loop starts leaves together anyway, and anything awaited can be given a time limit.
     assert members(vkqueue.Client) - members(vkqueue.aio.AsyncClient) == {"batch", "timeout"}
     assert members(vkqueue.aio.AsyncClient) <= members(vkqueue.Client)
+    assert members(vkqueue.Model) == members(vkqueue.aio.AsyncModel)
     assert members(vkqueue.Module) == members(vkqueue.aio.AsyncModule)
     assert members(vkqueue.Kernel) == members(vkqueue.aio.AsyncKernel)
     assert members(vkqueue.Graph) == members(vkqueue.aio.AsyncGraph)

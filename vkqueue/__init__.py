@@ -41,19 +41,21 @@ if TYPE_CHECKING:
     from vkqueue.client.future import Future
     from vkqueue.client.info import Device, Limits
     from vkqueue.client.launch import Timed, Timing
+    from vkqueue.client.model import Inferred, InferTiming, ModelInfo, ModelTensor
     from vkqueue.client.module import Saved
     from vkqueue.client.signature import Binding, Scalar, Signature, SpecConstant
     from vkqueue.client.sync import Client, Kernel, Module, connect
     from vkqueue.client.sync_array import DeviceArray, SharedArray
     from vkqueue.client.sync_graph import Graph
+    from vkqueue.client.sync_models import Model
     from vkqueue.version import __version__
 
 __all__ = [
     # Connections and what they give.
-    "connect", "Client", "Module", "Kernel", "Graph",
+    "connect", "Client", "Module", "Kernel", "Graph", "Model", "ModelInfo", "ModelTensor",
     "DeviceArray", "SharedArray", "Future", "Device", "Limits", "Saved",
     # Arguments and results.
-    "out", "Out", "each", "Each", "Timed", "Timing",
+    "out", "Out", "each", "Each", "Timed", "Timing", "Inferred", "InferTiming",
     # Reflection.
     "Signature", "Binding", "Scalar", "SpecConstant",
     # Errors.
@@ -74,6 +76,10 @@ _HOMES = {
     "Limits": "vkqueue.client.info",
     "Timed": "vkqueue.client.launch",
     "Timing": "vkqueue.client.launch",
+    "InferTiming": "vkqueue.client.model",
+    "Inferred": "vkqueue.client.model",
+    "ModelInfo": "vkqueue.client.model",
+    "ModelTensor": "vkqueue.client.model",
     "Saved": "vkqueue.client.module",
     "Binding": "vkqueue.client.signature",
     "Scalar": "vkqueue.client.signature",
@@ -83,6 +89,7 @@ _HOMES = {
     "DeviceArray": "vkqueue.client.sync_array",
     "SharedArray": "vkqueue.client.sync_array",
     "Graph": "vkqueue.client.sync_graph",
+    "Model": "vkqueue.client.sync_models",
     "Kernel": "vkqueue.client.sync",
     "Module": "vkqueue.client.sync",
     "connect": "vkqueue.client.sync",

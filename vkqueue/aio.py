@@ -11,8 +11,9 @@ from vkqueue.client.aio import AsyncClient, AsyncKernel, AsyncModule, connect
 from vkqueue.client.aio_array import AsyncDeviceArray, AsyncSharedArray
 from vkqueue.client.aio_graph import AsyncGraph
 from vkqueue.client.aio_link import AsyncFuture
+from vkqueue.client.aio_models import AsyncModel
 
 __all__ = [
-    "connect", "AsyncClient", "AsyncModule", "AsyncKernel", "AsyncGraph",
+    "connect", "AsyncClient", "AsyncModule", "AsyncKernel", "AsyncGraph", "AsyncModel",
     "AsyncDeviceArray", "AsyncSharedArray", "AsyncFuture",
 ]  # fmt: skip

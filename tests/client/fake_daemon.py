@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from client.fake_graphs import GraphSession
 from client.fake_kernels import KERNELS, read_scalars
+from client.fake_models import ModelSession
 
 from vkqueue.errors import (
     CompileError,
@@ -39,7 +40,7 @@ from vkqueue.wire.session import ServerConnection
 
 JOBS = frozenset(
     {
-        "dispatch", "graph.create", "graph.launch",
+        "dispatch", "graph.create", "graph.launch", "model.infer", "model.load",
         "buffer.create", "buffer.write", "buffer.read", "buffer.share", "buffer.copy",
     }
 )  # fmt: skip
@@ -54,11 +55,12 @@ DEVICE = {
 }  # fmt: skip
 
 
-class Session(GraphSession):
+class Session(GraphSession, ModelSession):
     """One connection's state."""
 
     def __init__(self, sock: socket.socket, daemon: FakeDaemon, number: int) -> None:
-        super().__init__()
+        GraphSession.__init__(self)
+        ModelSession.__init__(self)
         self.sock = sock
         self.daemon = daemon
         self.number = number

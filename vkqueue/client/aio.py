@@ -17,6 +17,7 @@ from vkqueue.client import address
 from vkqueue.client.aio_array import AsyncDeviceArray, AsyncSharedArray
 from vkqueue.client.aio_graph import AsyncGraph
 from vkqueue.client.aio_link import AsyncFuture, AsyncLink
+from vkqueue.client.aio_models import AsyncModels
 from vkqueue.client.array import Array, BaseDeviceArray, Handle, Shape, as_shape, form_of, host_array, numpy_dtype
 from vkqueue.client.call import Call
 from vkqueue.client.core import Core
@@ -105,7 +106,7 @@ class AsyncModule(BaseModule[AsyncKernel]):
         self._client.link.start(self._client.core.release, self._handle)
 
 
-class AsyncClient:
+class AsyncClient(AsyncModels):
     """A connection to the daemon; see `vkqueue.aio.connect`. For tasks of one event loop.
 
     Attributes:

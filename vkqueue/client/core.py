@@ -11,7 +11,7 @@ requests are started, so that what uses a new buffer need not wait for its creat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -137,6 +137,29 @@ class Core(Requests):
             self._start(method, params, Creation(Part(call, place, errors), call, handle, self._unreported))
         return handle
 
+    @property
+    def payload(self) -> int:
+        """How many bytes of data one message may carry."""
+        return self._payload
+
+    def upload(self, size: int, parts: Sequence[tuple[int, memoryview]], device: int | None = None) -> Handle:
+        """Make a buffer, with these bytes from these offsets on. A failure is told to whoever uses the handle."""
+        self._begin()
+        handle = self._new_handle(size, _BUFFER)
+        call = self._new_call(None, ())
+        requests: list[tuple[str, dict[str, Any]]] = [
+            ("buffer.create", {"size": size, "as": handle.id} | ({} if device is None else {"device": device}))
+        ]
+        for offset, data in parts:
+            for at, n in pieces(len(data), self._payload):
+                place = {"buffer": handle.id, "offset": offset + at}
+                requests.append(("buffer.write", place | {"data": data[at : at + n]}))
+        errors: dict[int, BaseException] = {}
+        call.remaining = len(requests)
+        for number, (method, params) in enumerate(requests):
+            self._start(method, params, Creation(Part(call, number, errors), call, handle, self._unreported))
+        return handle
+
     def share(self, size: int, file: Descriptor, device: int | None = None) -> Handle:
         """Make a buffer of memory that is shared. A failure is told to whoever uses the handle."""
         self._begin()
@@ -224,9 +247,7 @@ class Core(Requests):
             self._start(launch.method, launch.params, call, launch.after)
         return call
 
-    def _launch_spilled(
-        self, launch: Launch, call: Call[Any], answer: dict[str, Any], read: dict[int, Gather]
-    ) -> None:
+    def _launch_spilled(self, launch: Launch, call: Call[Any], answer: dict[str, Any], read: dict[int, Gather]) -> None:
         """Entries that no message can carry go through buffers that live as long as the launch."""
         before: list[_Request] = []
         behind: list[_Request] = []

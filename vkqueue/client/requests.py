@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vkqueue.client.call import Call, Target, Uses, owner
+from vkqueue.client.call import Call, Creation, Target, Uses, owner
 from vkqueue.errors import ConnectionLostError, DependencyError, JobCancelledError, VkqueueError
 from vkqueue.wire.framing import Limits
 from vkqueue.wire.session import ClientConnection
@@ -99,10 +99,16 @@ class Requests:
 
     # Requests.
 
-    def request(self, method: str, params: dict[str, Any], decode: Callable[[Any], Any] | None = None) -> Call[Any]:
+    def request(
+        self,
+        method: str,
+        params: dict[str, Any],
+        decode: Callable[[Any], Any] | None = None,
+        uses: Iterable[Uses] = (),
+    ) -> Call[Any]:
         """Start a request in its turn."""
         self._begin()
-        call = self._new_call(decode, ())
+        call = self._new_call(decode, uses)
         self._start(method, params, call)
         return call
 
@@ -163,6 +169,18 @@ class Requests:
         """The calls under way that use a buffer, oldest first."""
         self._check()
         return [call for call in self._under_way() if any(used.handle is handle for used in call.uses)]
+
+    def settling(self, handles: Iterable[Handle]) -> list[Call[Any]]:
+        """The calls under way that make, fill or use one of these handles, oldest first."""
+        self._check()
+        wanted = set(handles)
+        found: dict[Call[Any], None] = {}
+        for target in (*self.calls.values(), *(held.target for held in self._held)):
+            call = owner(target)
+            made = isinstance(target, Creation) and target.handle in wanted
+            if made or any(used.handle in wanted for used in call.uses):
+                found[call] = None
+        return [*found]
 
     def _under_way(self) -> list[Call[Any]]:
         targets = (*self.calls.values(), *(held.target for held in self._held))

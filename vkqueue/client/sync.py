@@ -25,6 +25,7 @@ from vkqueue.client.shared import new_memory
 from vkqueue.client.spawn import START_S, ensure_running
 from vkqueue.client.sync_array import DeviceArray, SharedArray
 from vkqueue.client.sync_graph import Graph
+from vkqueue.client.sync_models import Models
 from vkqueue.errors import ConnectionLostError, ShuttingDownError
 
 P = ParamSpec("P")
@@ -135,7 +136,7 @@ class Module(BaseModule[Kernel]):
         self._client.link.start(self._client.core.release, self._handle)
 
 
-class Client:
+class Client(Models):
     """A connection to the daemon; see `vkqueue.connect`.
 
     Several threads may use it. It belongs to the process that made it: a forked child has to connect itself. After
