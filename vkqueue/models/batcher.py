@@ -64,16 +64,14 @@ class _Cut:
 
     Attributes:
         requests: those that fit.
-        samples: how many these have.
-        preferred: how many of them make up the largest preferred size that is met, or all before the largest of these
-            is passed; 0 when neither is.
+        preferred: how many of them make up the largest preferred size that is met, or fit below the largest that there
+            is when that is passed; 0 when neither.
         closed: "full" or "predicted" when no further request could join, else "".
     """
 
     requests: list[Request]
-    samples: int = 0
-    preferred: int = 0
-    closed: str = ""
+    preferred: int
+    closed: str
 
 
 class DynamicBatcher:
@@ -111,7 +109,8 @@ class DynamicBatcher:
         self.in_flight: set[int] = set()
         self._delay_ns = policy.max_queue_delay_microseconds * 1000
         self._limit_us = max_batch_gpu_ms * 1000 if predictor is not None else 0
-        self._preferred = frozenset(policy.preferred_batch_size or (self.max_batch_size,))
+        sizes = [size for size in policy.preferred_batch_size if size <= self.max_batch_size]
+        self._preferred = frozenset(sizes or [self.max_batch_size])
         self._largest = max(self._preferred)
         any_size = policy.preserve_ordering or self._limit_us
         self._queue = RequestQueue(1 if any_size else min(self._preferred), self._delay_ns)
@@ -160,7 +159,7 @@ class DynamicBatcher:
         return request
 
     def drain(self) -> list[Request]:
-        """Take out every request, in the order in which they came."""
+        """Take out every request, in the order in which they came or were delayed."""
         return self._queue.drain()
 
     def expire(self, now: int) -> list[Request]:
@@ -196,7 +195,8 @@ class DynamicBatcher:
             cut = self._cut(group)
             due = group.oldest_ns + self._delay_ns <= now
             backlog = group.oldest_ns <= self._full_ns
-            if cut.preferred and not backlog and not (due and self._delay_ns):
+            part = cut.preferred < len(cut.requests) or not cut.closed
+            if cut.preferred and part and not backlog and not (due and self._delay_ns):
                 return self._close(cut.requests[: cut.preferred], "preferred", now)
             if cut.closed or cut.preferred or due:
                 return self._close(cut.requests, self._reason(cut, backlog), now)
@@ -214,32 +214,36 @@ class DynamicBatcher:
 
     def _cut(self, group: Group) -> _Cut:
         """What fits of a group, in its order."""
-        cut: _Cut | None = None
-        most = self.max_batch_size
+        requests: list[Request] = []
+        samples, most, over = 0, self.max_batch_size, 0
         for request in group:
-            if cut is None:
-                cut = _Cut([])
-                if self._limit_us:
-                    assert self.predictor is not None
-                    most = self.predictor.most(request.group, self._limit_us, most)
-            else:
-                samples = cut.samples + request.samples
-                if self._largest < samples and self._largest < self.max_batch_size and not cut.preferred:
-                    cut.preferred = len(cut.requests)
-                if samples > most or request.group != cut.requests[0].group:
-                    cut.closed = "predicted" if most < samples <= self.max_batch_size else "full"
-                    return cut
-            cut.requests.append(request)
-            cut.samples += request.samples
-            if cut.samples < self.max_batch_size and (
-                cut.samples in self._preferred or (cut.samples > self._largest and not cut.preferred)
-            ):
-                cut.preferred = len(cut.requests)
-            if cut.samples >= most:
-                cut.closed = "predicted" if most < self.max_batch_size else "full"
-                return cut
-        assert cut is not None
-        return cut
+            if not requests and self._limit_us:
+                assert self.predictor is not None
+                most = self.predictor.most(request.group, self._limit_us, most)
+            elif requests and request.group != requests[0].group:
+                return _Cut(requests, self._preferred_count(requests, 0), "full")
+            if requests and samples + request.samples > most:
+                over = samples + request.samples
+                break
+            requests.append(request)
+            samples += request.samples
+            if samples >= most:
+                break
+        closed = ""
+        if over or samples >= most:
+            closed = "predicted" if most < (over or self.max_batch_size) <= self.max_batch_size else "full"
+        return _Cut(requests, self._preferred_count(requests, over), closed)
+
+    def _preferred_count(self, requests: list[Request], over: int) -> int:
+        """`_Cut.preferred`; `over` is the size that the next request would make too large, if there is one."""
+        best = samples = 0
+        for count, request in enumerate(requests, 1):
+            samples += request.samples
+            if samples > self._largest:
+                return best or max(count - 1, 1)
+            if samples in self._preferred:
+                best = count
+        return best or (len(requests) if over > self._largest else 0)
 
     def _close(self, requests: list[Request], reason: str, now: int) -> Batch:
         self._queue.remove(requests)

@@ -57,7 +57,7 @@ class Request:
         self.payload = payload
         self.delayed = False
         self.home: Group | None = None
-        self.order = 0  # in which requests came
+        self.order = 0  # in which requests came, or were put behind the others
         self.place = 0  # of its lane: twice the level, and one more once it is delayed
 
     @property
@@ -215,13 +215,15 @@ class RequestQueue:
         group = request.home
         assert group is not None
         group.take(request)
+        self._order += 1
+        request.order = self._order
         request.delayed = True
         request.place |= 1
         group.put(request)
         self._changed(group, True)
 
     def drain(self) -> list[Request]:
-        """Every request leaves, in the order in which they came."""
+        """Every request leaves, in the order in which they came; delayed ones as if they came then."""
         requests = sorted(self._requests.values(), key=attrgetter("order"))
         self.remove(requests)
         return requests
