@@ -23,6 +23,8 @@ _MADV_HUGEPAGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 # Longest unused first. Finalizers add to it on any thread and at any moment, also while it is looked through: each
 # step below is one call of list's, and none relies on what the one before has seen.
 _idle: list[mmap.mmap] = []
+# Those in use, by the address of their first byte.
+_used: dict[int, mmap.mmap] = {}
 
 
 def new_large(size: int) -> memoryview:
@@ -37,8 +39,22 @@ def new_large(size: int) -> memoryview:
         if capacity >= _HUGE and _MADV_HUGEPAGE is not None:
             pages.madvise(_MADV_HUGEPAGE)
     holder = (ctypes.c_ubyte * capacity).from_buffer(pages)  # of few types, as there are few capacities
-    weakref.finalize(holder, _give_back, pages).atexit = False
+    address = ctypes.addressof(holder)
+    _used[address] = pages
+    weakref.finalize(holder, _give_back, address, pages).atexit = False
     return memoryview(holder).cast("B")[:size]
+
+
+def pages_at(address: int) -> mmap.mmap | None:
+    """The pages that begin at an address, if they are out of `new_large` and in use. The same object each time they
+    are; it lives longer than their mapping is of use.
+    """
+    return _used.get(address)
+
+
+def is_kept(pages: mmap.mmap) -> bool:
+    """Whether pages are in use or kept for later: if not, they never come again."""
+    return any(pages is each for each in [*_idle, *list(_used.values())])
 
 
 def idle_bytes() -> int:
@@ -57,7 +73,8 @@ def _take(capacity: int) -> mmap.mmap | None:
     return None
 
 
-def _give_back(pages: mmap.mmap) -> None:
+def _give_back(address: int, pages: mmap.mmap) -> None:
+    _used.pop(address, None)
     if len(pages) > KEEP_BYTES:
         return
     _idle.append(pages)

@@ -119,6 +119,7 @@ class Buffers:
 
     Attributes:
         types: the memory types in use.
+        imports: whether the device makes buffers out of host memory.
         memory: the blocks.
         count: clients' buffers, with those that wait to be freed.
         mirrored: those of them whose client's pages the device cannot use.
@@ -157,7 +158,7 @@ class Buffers:
         self._destroy_handle(probe)
         self.types: TypeChoice = choose_types(memory_types(device), self._needs.memoryTypeBits)
         why_not = importable(device, self._info.usage)
-        self._imports = not why_not
+        self.imports = not why_not
         if why_not:
             log.info("memory that clients share is copied to and from the device: %s", why_not)
         self._pad = max(4, self._needs.alignment, device.robust_storage_alignment, device.robust_uniform_alignment)
@@ -191,6 +192,12 @@ class Buffers:
         return buffer
 
     @property
+    def usage(self) -> int:
+        """VkBufferUsageFlags of them all."""
+        usage: int = self._info.usage
+        return usage
+
+    @property
     def host_sees(self) -> bool:
         """Whether the host, here or in a client, reads or writes clients' buffers directly: there is a barrier for it
         then."""
@@ -215,7 +222,7 @@ class Buffers:
 
     def _import(self, shared: Shared, size: int) -> ImportedBuffer | None:
         """None if the device cannot; drivers may refuse some pages (those of files) and not others."""
-        if self._imports:
+        if self.imports:
             try:
                 return ImportedBuffer(self._device, shared, size, self._info.usage)
             except DeviceLostError:

@@ -27,7 +27,7 @@ def run_graph(row: Row, memory: Memory, run: Run) -> list[bytes]:
 
     leaving = []
     for (kind, value), (place, size) in zip(payload, instance.transients, strict=True):
-        at(place, 0, size)[:] = bytes(size) if kind == "out" else value
+        at(place, 0, size)[:] = bytes(size) if kind == "out" else bytes(value)
         if kind != "in":
             leaving.append((place, size))
     for node in instance.nodes:

@@ -11,6 +11,7 @@ from vkqueue.gpu import binding
 from vkqueue.gpu.arena import Arena
 from vkqueue.gpu.device import Device
 from vkqueue.gpu.hot import param
+from vkqueue.gpu.landing import Landed, Landing
 from vkqueue.gpu.mirrored import Taking
 from vkqueue.gpu.staging import Slice, Slices
 
@@ -30,6 +31,7 @@ class Frame:
         begun: whether `main` is being recorded.
         broken: a command buffer could not be begun; nothing of the batch can be submitted.
         slices: of staging memory.
+        landings: imported pages that the batch copies from or to, and the data there.
         results: (row index, slices to read), once the fence has signalled.
         host_sees: whether the device writes staging memory that the host reads or writes afterwards.
         copies_out: (scratch, staging) pairs to be copied after the rows.
@@ -66,8 +68,9 @@ class Frame:
         self.new_arenas: list[int] = []
         self.takings: list[Taking] = []
         self.sets: list[Any] = []
-        self.results: list[tuple[int, list[Slice]]] = []
-        self.copies_out: list[tuple[Slice, Slice]] = []
+        self.results: list[tuple[int, list[Slice | Landed]]] = []
+        self.copies_out: list[tuple[Slice, Slice | Landed]] = []
+        self.landings: list[tuple[Landing, Any]] = []
         self._begin = binding.ffi.new("VkCommandBufferBeginInfo *")
         self._begin.sType = vk.VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO
         self._begin.flags = vk.VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT
@@ -162,6 +165,7 @@ class Frame:
         self.by_host.clear()
         self.new_arenas.clear()
         self._drop_takings()
+        self._drop_landings()
         for sets in self.sets:
             sets.free = True
         self.sets.clear()
@@ -177,11 +181,17 @@ class Frame:
             taking.done = True
         self.takings.clear()
 
+    def _drop_landings(self) -> None:
+        for landing, _ in self.landings:
+            landing.release()
+        self.landings.clear()
+
     def close(self) -> None:
         """Destroy it; nothing of it may be in flight."""
         device = self._device
         self.slices.give_back()
         self._drop_takings()
+        self._drop_landings()
         for pool in self._query_pools:
             device.destroy("VkQueryPool", pool)
         device.destroy("VkFence", self.fence)

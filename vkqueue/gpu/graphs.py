@@ -20,6 +20,7 @@ from vkqueue.gpu.descriptors import Descriptors, Ring
 from vkqueue.gpu.device import Device
 from vkqueue.gpu.frame import Frame
 from vkqueue.gpu.hot import param
+from vkqueue.gpu.landing import Landed
 from vkqueue.gpu.layout import PipelineLayout
 from vkqueue.gpu.order import Order
 from vkqueue.gpu.payload import Payloads
@@ -208,20 +209,19 @@ class Graphs:
                 continue
             if len(value) != size:
                 raise InternalError(f"{len(value)} bytes came for a place of {size}")
-            source = frame.slices.take(self._payloads.upload, size)
-            source.fill(value)
-            commands.copy(main, source.block.buffer, source.offset, target, first, size)
+            source, offset = self._payloads.source(frame, value, size)
+            commands.copy(main, source, offset, target, first, size)
         commands.barrier(main)
 
     def _fetch(self, frame: Frame, index: int, instance: GraphInstance, payload: Any) -> None:
         """Copy what leaves with the launch to where the host reads it."""
         main, commands = frame.main_param, self._commands
         commands.barrier(main)
-        results: list[Slice] = []
+        results: list[Slice | Landed] = []
         for (kind, _), (place, size) in zip(payload, instance.transients, strict=True):
             if kind == "in":
                 continue
-            target = frame.slices.take(self._payloads.download, size)
+            target = self._payloads.result(frame, size)
             results.append(target)
             if size:
                 id, first = instance.places[place]

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from vkqueue.gpu.buffers import Buffers, DeviceBuffer
-from vkqueue.gpu.commands import Commands
+from vkqueue.gpu.commands import Commands, Target
 from vkqueue.gpu.descriptors import Place
 from vkqueue.gpu.device import Device
 from vkqueue.gpu.frame import Frame
+from vkqueue.gpu.landing import Landed, Landings
 from vkqueue.gpu.memory import MemoryType
+from vkqueue.gpu.space import align_up
 from vkqueue.gpu.staging import Slice, StagingPool
 
 UNLIMITED = 1 << 62
@@ -85,6 +87,7 @@ class Payloads:
         near = types.download.device_local
         self._host_out_max = _or(tuning.host_out_max, UNLIMITED if near else 64 << 10)
         self._per_session = not device.robust_ranges
+        self._landings = Landings(device, buffers.usage, buffers.imports)
         buffers.reclaim = self.trim
 
     @property
@@ -94,7 +97,7 @@ class Payloads:
 
     def place(
         self, frame: Frame, session: object, payload: Sequence[tuple[str, Any]]
-    ) -> tuple[list[Place], list[Slice]]:
+    ) -> tuple[list[Place], list[Slice | Landed]]:
         """Find room for a launch's transient entries and put their data there.
 
         Returns:
@@ -105,7 +108,7 @@ class Payloads:
         """
         key = session if self._per_session else None
         places: list[Place] = []
-        results: list[Slice] = []
+        results: list[Slice | Landed] = []
         for kind, value in payload:
             if kind == "out" or kind == "inout":
                 data = b"" if kind == "out" else value
@@ -119,13 +122,41 @@ class Payloads:
         frame.host_sees = True
         return places, results
 
+    def source(self, frame: Frame, data: Any, room: int) -> tuple[Target, int]:
+        """(buffer, offset) of `data`, followed by zeros up to `room` bytes, for a copy by the device.
+
+        Raises:
+            OutOfDeviceMemoryError
+        """
+        landing = self._landings.source(data, room)
+        if landing is not None:
+            frame.landings.append((landing, data))
+            return landing.buffer, 0
+        source = frame.slices.take(self.upload, room)
+        source.fill(data)
+        return source.block.buffer, source.offset
+
+    def result(self, frame: Frame, size: int) -> Slice | Landed:
+        """Where the device may copy `size` bytes to that the host will read.
+
+        Raises:
+            OutOfDeviceMemoryError
+        """
+        landed = self._landings.target(size)
+        if landed is None:
+            return frame.slices.take(self.download, size)
+        frame.landings.append((landed.block, landed.data))
+        return landed
+
     def trim(self) -> None:
         """Free the idle blocks."""
+        self._landings.trim()
         for pool in (self.upload, self.download, self.scratch):
             pool.trim()
 
     def close(self) -> None:
         """Free all blocks."""
+        self._landings.close()
         for pool in (self.upload, self.download, self.scratch):
             pool.close()
 
@@ -137,21 +168,18 @@ class Payloads:
         bound.fill(data)
         return bound
 
-    def _output(self, frame: Frame, key: object, size: int, data: Any) -> tuple[Slice, Slice]:
+    def _output(self, frame: Frame, key: object, size: int, data: Any) -> tuple[Slice, Slice | Landed]:
         if size <= self._host_out_max:
             bound = frame.slices.take(self.download, size, key)
             bound.fill(data)
             return bound, bound
         bound = self._scratch(frame, key, size, data)
-        result = frame.slices.take(self.download, size)
+        result = self.result(frame, size)
         frame.copies_out.append((bound, result))
         return bound, result
 
     def _scratch(self, frame: Frame, key: object, size: int, data: Any) -> Slice:
-        source = None
-        if len(data):
-            source = frame.slices.take(self.upload, size)
-            source.fill(data)
+        source = self.source(frame, data, align_up(size or 1, self.scratch.alignment)) if len(data) else None
         bound = frame.slices.take(self.scratch, size, key)
         commands = self._commands
         setup = commands.open_setup(frame)
@@ -162,7 +190,7 @@ class Payloads:
         if source is None:
             commands.fill(setup, target, bound.offset, bound.room, 0)
         else:
-            commands.copy(setup, source.block.buffer, source.offset, target, bound.offset, bound.room)
+            commands.copy(setup, source[0], source[1], target, bound.offset, bound.room)
         return bound
 
 

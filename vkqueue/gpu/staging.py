@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from vkqueue.errors import OutOfDeviceMemoryError
 from vkqueue.gpu.mapped import Mapping
 from vkqueue.gpu.space import align_up
+from vkqueue.model import Pieces
 
 # What small slices share. A batch of 256 launches with a uniform slice of 256 bytes each fills 64 KiB; four times
 # that leaves room for payloads. With a block per session there are many of them, so they are smaller.
@@ -72,13 +73,18 @@ class Slice:
         return self.block.buffer.handle
 
     def fill(self, data: Any) -> None:
-        """Write `data` (at most `room` bytes) at its start and zero the rest."""
+        """Write `data` (at most `room` bytes, bytes-like or Pieces) at its start and zero the rest."""
         buffer = self.block.buffer
         mapping = buffer.mapping
         assert mapping is not None
         size = len(data)
         start = buffer.offset + self.offset
-        if size:
+        if type(data) is Pieces:
+            place = start
+            for part in data.parts:
+                mapping.write(place, part)
+                place += len(part)
+        elif size:
             mapping.write(start, data)
         if size < self.room:
             mapping.zero(start + size, self.room - size)

@@ -59,7 +59,7 @@ class Transfers:
             completion.results[index] = [_mapped(buffer).read(buffer.offset + start, size) if size else b""]
             frame.by_host.add(index)
             return False
-        target = frame.slices.take(self._payloads.download, size)
+        target = self._payloads.result(frame, size)
         self._commands.copy(frame.main_param, buffer, start, target.block.buffer, target.offset, size)
         frame.host_sees = True
         frame.results.append((index, [target]))
@@ -131,9 +131,8 @@ class Transfers:
 
     def _upload(self, frame: Frame, buffer: ClientBuffer, start: int, data: object, size: int) -> None:
         """Copy `data`, followed by zeros up to `size` bytes, through staging memory."""
-        source = frame.slices.take(self._payloads.upload, size)
-        source.fill(data)
-        self._commands.copy(frame.main_param, source.block.buffer, source.offset, buffer, start, size)
+        source, offset = self._payloads.source(frame, data, size)
+        self._commands.copy(frame.main_param, source, offset, buffer, start, size)
 
     def _range(self, ranges: tuple[Range, ...]) -> tuple[ClientBuffer, int, int]:
         """(buffer, first byte, size) of a row's one range, inside the buffer."""

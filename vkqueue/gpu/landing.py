@@ -1,0 +1,163 @@
+"""Large payloads without a copy by the host: the pages that a message landed in are what the device copies from.
+
+Such pages come again and again (see `vkqueue.large`), so each are imported once, with VK_EXT_external_memory_host. That
+costs about as much as one copy of them (5 ms for 64 MiB on an H200), so it is done when pages come a second time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+from vkqueue.errors import DeviceLostError, VkqueueError
+from vkqueue.gpu import binding
+from vkqueue.gpu.device import Device
+from vkqueue.gpu.imported import ImportedBuffer
+from vkqueue.large import LARGE, is_kept, new_large, pages_at
+from vkqueue.model import Shared
+
+# Imported at once, in bytes: twice what `large` keeps while nobody uses it, for there are those in use. Arbitrary.
+_MAX_BYTES = 256 << 20
+_MADV_DONTFORK: int | None = getattr(mmap, "MADV_DONTFORK", None)
+
+
+class Landing:
+    """Imported pages, as what the device copies from or to.
+
+    Attributes:
+        buffer: over all of the pages.
+        users: batches that are not retired and use it.
+    """
+
+    __slots__ = ("buffer", "users")
+
+    def __init__(self, buffer: ImportedBuffer) -> None:
+        self.buffer = buffer
+        self.users = 0
+
+    def release(self) -> None:
+        """A batch that used it has been retired."""
+        self.users -= 1
+
+
+class Landed:
+    """A large result on its way: the device copies it to where it is read. It has what `staging.Slice` has for that."""
+
+    __slots__ = ("block", "data", "offset", "size")
+
+    def __init__(self, landing: Landing, data: memoryview) -> None:
+        self.block = landing
+        self.data = data
+        self.offset = 0
+        self.size = len(data)
+
+    def read(self) -> Any:
+        """The bytes, after the fence."""
+        return self.data
+
+
+class Landings:
+    """The imported pages of a device. For the worker thread.
+
+    Args:
+        usage: VkBufferUsageFlags of its buffers.
+        able: whether the device imports host memory.
+    """
+
+    def __init__(self, device: Device, usage: int, able: bool) -> None:
+        self._device = device
+        self._usage = usage
+        self._able = able
+        self._met: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+        self._imported: OrderedDict[mmap.mmap, Landing] = OrderedDict()  # longest unused first
+
+    def source(self, data: Any, room: int) -> Landing | None:
+        """What `data`, followed by zeros up to `room` bytes, can be copied from, at offset 0; with one more user.
+
+        None where it is small, did not land in pages of its own, or came there for the first time.
+
+        Raises:
+            DeviceLostError
+        """
+        size = len(data)
+        if not self._able or size < LARGE or type(data) is not memoryview:
+            return None
+        address = binding.address(binding.ffi.from_buffer(data))
+        pages = pages_at(address)
+        if pages is None or room > len(pages):
+            return None
+        landing = self._landing(pages)
+        if landing is not None and room > size:
+            ctypes.memset(address + size, 0, room - size)
+        return landing
+
+    def target(self, size: int) -> Landed | None:
+        """Where `size` bytes can be copied to, to be read by the host; None where `source` says so.
+
+        Raises:
+            DeviceLostError
+        """
+        if not self._able or size < LARGE:
+            return None
+        data = new_large(size)
+        pages = pages_at(binding.address(binding.ffi.from_buffer(data)))
+        assert pages is not None  # of the data that is in use
+        landing = self._landing(pages)
+        return None if landing is None else Landed(landing, data)
+
+    def trim(self) -> None:
+        """Let go of what no batch uses."""
+        for pages, landing in list(self._imported.items()):
+            if not landing.users:
+                self._drop(pages)
+
+    def close(self) -> None:
+        """Let go of everything; the device is idle."""
+        for pages in list(self._imported):
+            self._drop(pages)
+
+    def _landing(self, pages: mmap.mmap) -> Landing | None:
+        landing = self._imported.get(pages)
+        if landing is None:
+            if pages not in self._met:
+                self._met.add(pages)
+                return None
+            self._make_room(len(pages))
+            landing = self._import(pages)
+            if landing is None:
+                return None
+            self._imported[pages] = landing
+        self._imported.move_to_end(pages)
+        landing.users += 1
+        return landing
+
+    def _import(self, pages: mmap.mmap) -> Landing | None:
+        if _MADV_DONTFORK is not None:
+            # After a fork the first to write gets other pages, and the device would go on with the old ones.
+            pages.madvise(_MADV_DONTFORK)
+        shared = Shared((ctypes.c_ubyte * len(pages)).from_buffer(pages))
+        try:
+            return Landing(ImportedBuffer(self._device, shared, len(pages), self._usage))
+        except DeviceLostError:
+            raise
+        except VkqueueError:
+            self._able = False  # it is only a short cut
+            return None
+
+    def _make_room(self, size: int) -> None:
+        for pages, landing in list(self._imported.items()):
+            if not (landing.users or is_kept(pages)):
+                self._drop(pages)
+        held = sum(map(len, self._imported))
+        for pages, landing in list(self._imported.items()):
+            if held + size <= _MAX_BYTES:
+                return
+            if not landing.users:
+                held -= len(pages)
+                self._drop(pages)
+
+    def _drop(self, pages: mmap.mmap) -> None:
+        self._imported.pop(pages).buffer.free()
