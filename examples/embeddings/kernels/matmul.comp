@@ -1,0 +1,185 @@
+#version 450
+#extension GL_EXT_control_flow_attributes : require
+// out = epilogue(a * weight), where a has rows of k values and the weight is stored [k, columns].
+//
+// A work group makes a tile of TILE_M rows and TILE_N columns. Its invocations are SPLIT groups, each of which goes over
+// another part of every TILE_K values of k with a block of BLOCK_M by 4 * BLOCK_N4 sums in registers for each
+// invocation; the groups' sums are added at the end. So few rows still fill a device: a small tile, many groups.
+//
+// Two modules are made of this file:
+//   NORM      a is what a layer norm is taken of. With the norm's gain in the weight (w'), its bias in `shift`, and
+//             total[n] the sum of column n of w', the result is
+//                 deviation[m] * (a * w' - mean[m] * total[n]) + shift[n]
+//             so mean and deviation are gathered while a passes by, and no launch is spent on the norm. They are left
+//             in `stats` for the launch that adds the same rows as a residual. With GELU, the result goes through it.
+//   (without) adds a bias and the layer norm of `residual`, by the stats that were left.
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 256;  // TILE_M / BLOCK_M * TILE_N / (4 * BLOCK_N4) * SPLIT
+layout(constant_id = 1) const uint TILE_M = 64;
+layout(constant_id = 2) const uint TILE_N = 64;
+layout(constant_id = 3) const uint TILE_K = 32;    // k is a multiple of it
+layout(constant_id = 4) const uint BLOCK_M = 4;    // a multiple of 4
+layout(constant_id = 5) const uint BLOCK_N4 = 1;
+layout(constant_id = 6) const uint SPLIT = 1;
+layout(constant_id = 7) const uint SHARED4 = 1024; // the larger of (TILE_M + TILE_N) * TILE_K / 4 and SPLIT * TILE_M * TILE_N / 4
+layout(constant_id = 8) const uint GELU = 0;
+
+layout(set = 0, binding = 0) readonly buffer A { vec4 data[]; } a;
+layout(set = 0, binding = 1) readonly buffer Weight { vec4 data[]; } weight;
+#ifdef NORM
+layout(set = 0, binding = 2) readonly buffer Total { vec4 data[]; } total;
+layout(set = 0, binding = 3) readonly buffer Shift { vec4 data[]; } shift;
+layout(set = 0, binding = 4) writeonly buffer Stats { vec2 data[]; } stats;  // mean, 1 / standard deviation
+layout(set = 0, binding = 5) writeonly buffer Out { vec4 data[]; } result;
+layout(push_constant) uniform Scalars { uint rows; uint columns; uint k; float epsilon; };
+#else
+layout(set = 0, binding = 2) readonly buffer Bias { vec4 data[]; } bias;
+layout(set = 0, binding = 3) readonly buffer Residual { vec4 data[]; } residual;
+layout(set = 0, binding = 4) readonly buffer Gain { vec4 data[]; } gain;
+layout(set = 0, binding = 5) readonly buffer Stats { vec2 data[]; } stats;
+layout(set = 0, binding = 6) writeonly buffer Out { vec4 data[]; } result;
+layout(push_constant) uniform Scalars { uint rows; uint columns; uint k; };
+#endif
+
+const uint M4 = TILE_M / 4, N4 = TILE_N / 4, K4 = TILE_K / 4;
+const uint A_BLOCKS = (M4 * K4 + THREADS - 1) / THREADS;      // of 4 by 4 values that an invocation loads
+const uint W_QUADS = (TILE_K * N4 + THREADS - 1) / THREADS;   // of 4 values
+const uint ACROSS = N4 / BLOCK_N4, DOWN = TILE_M / BLOCK_M;
+const uint GROUP = ACROSS * DOWN;
+const uint BLOCK_M4 = BLOCK_M / 4;
+const uint STEPS = TILE_K / SPLIT;
+
+shared vec4 tile[SHARED4];  // [TILE_K, M4] of a, transposed, then [TILE_K, N4] of the weight; at the end the groups' sums
+#ifdef NORM
+shared vec4 sums[M4 * K4], squares[M4 * K4];
+shared vec2 norm[TILE_M];
+#endif
+
+float gelu(float x) {
+    // x / 2 * (1 + erf(x / sqrt(2))); erf by Abramowitz and Stegun 7.1.26 is off by 1.5e-7 at most.
+    float z = abs(x) * 0.70710678118654752;
+    float t = 1 / (1 + 0.3275911 * z);
+    float tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
+    float half_erfc = 0.5 * tail * exp(-z * z);
+    return x >= 0 ? x - x * half_erfc : x * half_erfc;
+}
+
+void main() {
+    const uint lane = gl_LocalInvocationIndex;
+    const uint first_m = gl_WorkGroupID.y * TILE_M, first_n4 = gl_WorkGroupID.x * N4;
+    const uint columns4 = columns / 4, k4 = k / 4;
+    const uint group = lane / GROUP, m4 = lane % GROUP / ACROSS * BLOCK_M4, n4 = lane % ACROSS * BLOCK_N4;
+
+    vec4 acc[BLOCK_M * BLOCK_N4];
+    [[unroll]] for (uint i = 0; i < BLOCK_M * BLOCK_N4; i++) acc[i] = vec4(0);
+    vec4 next_a[A_BLOCKS * 4], next_w[W_QUADS];
+#ifdef NORM
+    vec4 sum[A_BLOCKS], square[A_BLOCKS];
+    [[unroll]] for (uint i = 0; i < A_BLOCKS; i++) sum[i] = square[i] = vec4(0);
+#endif
+
+    for (uint from = 0; from <= k; from += TILE_K) {
+        if (from > 0) {  // what was loaded before
+            barrier();
+            [[unroll]] for (uint i = 0; i < A_BLOCKS; i++) {
+                const uint block = lane + i * THREADS;
+                if (block < M4 * K4) {
+                    const uint at = block / K4, step = block % K4;
+                    const mat4 turned = transpose(mat4(next_a[4 * i], next_a[4 * i + 1], next_a[4 * i + 2], next_a[4 * i + 3]));
+                    [[unroll]] for (uint j = 0; j < 4; j++) {
+                        tile[(4 * step + j) * M4 + at] = turned[j];
+#ifdef NORM
+                        sum[i] += turned[j];
+                        square[i] += turned[j] * turned[j];
+#endif
+                    }
+                }
+            }
+            [[unroll]] for (uint i = 0; i < W_QUADS; i++) {
+                const uint quad = lane + i * THREADS;
+                if (quad < TILE_K * N4) tile[TILE_K * M4 + quad] = next_w[i];
+            }
+            barrier();
+        }
+        if (from < k) {  // on its way while the tile is worked on
+            [[unroll]] for (uint i = 0; i < A_BLOCKS; i++) {
+                const uint block = lane + i * THREADS;
+                const uint row = first_m + block / K4 * 4, step = from / 4 + block % K4;
+                if (block < M4 * K4)
+                    [[unroll]] for (uint j = 0; j < 4; j++) next_a[4 * i + j] = a.data[min(row + j, rows - 1) * k4 + step];
+            }
+            [[unroll]] for (uint i = 0; i < W_QUADS; i++) {
+                const uint quad = lane + i * THREADS;
+                if (quad < TILE_K * N4)
+                    next_w[i] = weight.data[(from + quad / N4) * columns4 + min(first_n4 + quad % N4, columns4 - 1)];
+            }
+        }
+        if (from > 0) {
+            for (uint step = group * STEPS; step < (group + 1) * STEPS; step++) {
+                vec4 w[BLOCK_N4];
+                [[unroll]] for (uint j = 0; j < BLOCK_N4; j++) w[j] = tile[TILE_K * M4 + step * N4 + n4 + j];
+                [[unroll]] for (uint i = 0; i < BLOCK_M4; i++) {
+                    const vec4 four = tile[step * M4 + m4 + i];
+                    [[unroll]] for (uint l = 0; l < 4; l++)
+                        [[unroll]] for (uint j = 0; j < BLOCK_N4; j++)
+                            acc[(4 * i + l) * BLOCK_N4 + j] += four[l] * w[j];
+                }
+            }
+        }
+    }
+
+#ifdef NORM
+    [[unroll]] for (uint i = 0; i < A_BLOCKS; i++) {
+        const uint block = lane + i * THREADS;
+        if (block < M4 * K4) {
+            sums[block] = sum[i];
+            squares[block] = square[i];
+        }
+    }
+    barrier();
+    for (uint m = lane; m < TILE_M; m += THREADS) {
+        float all = 0, all_squares = 0;
+        for (uint i = 0; i < K4; i++) {
+            all += sums[m / 4 * K4 + i][m % 4];
+            all_squares += squares[m / 4 * K4 + i][m % 4];
+        }
+        const float mean = all / k;
+        norm[m] = vec2(mean, inversesqrt(max(all_squares / k - mean * mean, 0) + epsilon));
+        if (gl_WorkGroupID.x == 0 && first_m + m < rows) stats.data[first_m + m] = norm[m];
+    }
+#endif
+    barrier();
+
+    // The groups' sums, then each invocation finishes its share of the tile.
+    if (SPLIT > 1) {
+        [[unroll]] for (uint i = 0; i < BLOCK_M; i++)
+            [[unroll]] for (uint j = 0; j < BLOCK_N4; j++)
+                tile[group * TILE_M * N4 + (4 * m4 + i) * N4 + n4 + j] = acc[i * BLOCK_N4 + j];
+        barrier();
+    }
+    const uint mine = SPLIT > 1 ? (TILE_M * N4 + THREADS - 1) / THREADS : BLOCK_M * BLOCK_N4;
+    [[unroll]] for (uint i = 0; i < mine; i++) {
+        uint m = 4 * m4 + i / BLOCK_N4, n = n4 + i % BLOCK_N4;
+        vec4 value = vec4(0);
+        if (SPLIT > 1) {
+            const uint at = lane + i * THREADS;
+            if (at >= TILE_M * N4) break;
+            m = at / N4;
+            n = at % N4;
+            for (uint part = 0; part < SPLIT; part++) value += tile[part * TILE_M * N4 + at];
+        } else {
+            value = acc[i];
+        }
+        const uint row = first_m + m, column4 = first_n4 + n;
+        if (row < rows && column4 < columns4) {
+#ifdef NORM
+            value = norm[m].y * (value - norm[m].x * total.data[column4]) + shift.data[column4];
+            if (GELU != 0) value = vec4(gelu(value.x), gelu(value.y), gelu(value.z), gelu(value.w));
+#else
+            const vec2 its = stats.data[row];
+            value += (residual.data[row * columns4 + column4] - its.x) * its.y * gain.data[column4] + bias.data[column4];
+#endif
+            result.data[row * columns4 + column4] = value;
+        }
+    }
+}

@@ -1,0 +1,261 @@
+"""The network as a model of vkqueue: its configuration, with a node for each launch.
+
+    python examples/embeddings/network.py > config.toml
+
+Five launches a layer, none of them for a layer norm: the product that a norm feeds takes it along, see
+kernels/matmul.comp. Tiles are chosen by the number of rows, batch times length: few rows make small tiles, so that
+there are enough work groups for a device, and many rows make large ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+ROWS = "batch * seq"
+BUCKETS = (16, 32, 64, 128, 256)
+MAX_BATCH_SIZE = 32
+KERNELS = {
+    "embed": ("embed.comp",),
+    "matmul_norm": ("matmul.comp", "-DNORM"),
+    "matmul_residual": ("matmul.comp",),
+    "attention": ("attention.comp",),
+    "pool": ("pool.comp",),
+}
+"""Compiled module → its source in kernels/, and what the compiler is told."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes of a BERT; the defaults are those of all-MiniLM-L6-v2."""
+
+    layers: int = 6
+    hidden: int = 384
+    heads: int = 12
+    intermediate: int = 1536
+    vocabulary: int = 30522
+    longest: int = 256
+    epsilon: float = 1e-12
+
+
+class Tile(NamedTuple):
+    """Specialization constants of kernels/matmul.comp."""
+
+    m: int
+    n: int
+    k: int
+    block_m: int
+    block_n4: int
+    split: int
+
+    def constants(self, k: int) -> dict[str, int]:
+        """By name, for rows of k values."""
+        depth = min(self.k, k)
+        return {
+            "THREADS": self.m // self.block_m * (self.n // 4 // self.block_n4) * self.split,
+            "TILE_M": self.m,
+            "TILE_N": self.n,
+            "TILE_K": depth,
+            "BLOCK_M": self.block_m,
+            "BLOCK_N4": self.block_n4,
+            "SPLIT": self.split,
+            "SHARED4": max((self.m + self.n) * depth // 4, self.split * self.m * self.n // 4 if self.split > 1 else 0),
+        }
+
+
+Tiles = tuple[tuple[int, Tile], ...]
+"""(From so many rows on, this tile), ascending from 0."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What suits a kind of device.
+
+    Attributes:
+        wide: tiles of products with more columns than `hidden`.
+        narrow: of those with `hidden` columns.
+        queries, split, keys: constants of kernels/attention.comp.
+    """
+
+    wide: Tiles
+    narrow: Tiles
+    queries: int
+    split: int
+    keys: int
+
+
+TUNINGS = {
+    "gpu": Tuning(
+        wide=(
+            (0, Tile(16, 32, 64, 4, 1, 8)),
+            (129, Tile(32, 32, 64, 4, 1, 4)),
+            (513, Tile(64, 64, 32, 4, 1, 1)),
+        ),
+        narrow=(
+            (0, Tile(16, 16, 128, 4, 1, 16)),
+            (257, Tile(32, 32, 64, 4, 1, 4)),
+            (1025, Tile(64, 64, 32, 4, 1, 1)),
+        ),
+        queries=32,
+        split=4,
+        keys=64,
+    ),
+    # lavapipe runs eight invocations at once, and each load costs it as much as eight of its multiplications.
+    "cpu": Tuning(
+        wide=((0, Tile(32, 64, 32, 8, 2, 2)), (33, Tile(64, 64, 32, 8, 2, 1))),
+        narrow=((0, Tile(32, 64, 32, 8, 2, 2)), (33, Tile(64, 64, 32, 8, 2, 1))),
+        queries=32,
+        split=1,
+        keys=64,
+    ),
+}
+
+
+def stepwise(steps: list[tuple[int, int]]) -> int | str:
+    """The value of the last step that is not above the number of rows, as an expression."""
+    terms = [str(steps[0][1])]
+    for (_, before), (start, value) in zip(steps, steps[1:], strict=False):
+        if value != before:
+            terms.append(f"{'+' if value > before else '-'} {abs(value - before)} * min(1, {ROWS} // {start})")
+    return " ".join(terms) if len(terms) > 1 else steps[0][1]
+
+
+def product(kernel: str, args: list[str], k: int, columns: int, tiles: Tiles, **more: Any) -> dict[str, Any]:
+    """A node that multiplies."""
+    by_step = [(start, tile.constants(k)) for start, tile in tiles]
+    chosen = {name: stepwise([(start, constants[name]) for start, constants in by_step]) for name in by_step[0][1]}
+    return {
+        "kernel": kernel,
+        "args": args,
+        "scalars": {"rows": ROWS, "columns": columns, "k": k, **more.pop("scalars", {})},
+        "grid": [f"ceil({columns}, {chosen['TILE_N']})", f"ceil({ROWS}, {chosen['TILE_M']})"],
+        "specialization": chosen | more,
+    }
+
+
+def layer_nodes(shape: Architecture, tuning: Tuning, number: int) -> list[dict[str, Any]]:
+    """The nodes of one layer, from `hidden` to `hidden`; what it reads and leaves lacks its norm."""
+    weight = f"weights.layer.{number}."
+    norm = {"scalars": {"epsilon": shape.epsilon}}
+
+    def normed(name: str, source: str, stats: str, target: str, columns: int, **more: Any) -> dict[str, Any]:
+        args = [source, *(f"{weight}{name}.{part}" for part in ("weight", "total", "shift")), stats, target]
+        return product("matmul_norm", args, shape.hidden, columns, tuning.wide, **norm, **more)
+
+    def added(name: str, source: str, residual: str, stats: str, target: str, k: int) -> dict[str, Any]:
+        w, bias, gain = (f"{weight}{name}.{part}" for part in ("weight", "bias", "gain"))
+        return product(
+            "matmul_residual", [source, w, bias, residual, gain, stats, target], k, shape.hidden, tuning.narrow
+        )
+
+    width = shape.hidden // shape.heads
+    attention = {
+        "kernel": "attention",
+        "args": ["qkv", "lengths", "context"],
+        "scalars": {"seq": "seq", "heads": shape.heads},
+        "grid": [f"ceil(seq, {tuning.queries})", shape.heads, "batch"],
+        "specialization": {
+            "THREADS": tuning.queries * tuning.split,
+            "QUERIES": tuning.queries,
+            "SPLIT": tuning.split,
+            "KEYS": tuning.keys,
+            "HEAD4": width // 4,
+        },
+    }
+    return [
+        normed("qkv", "hidden", "hidden_stats", "qkv", 3 * shape.hidden),
+        attention,
+        added("out", "context", "hidden", "hidden_stats", "middle", shape.hidden),
+        normed("up", "middle", "middle_stats", "up", shape.intermediate, GELU=1),
+        added("down", "up", "middle", "middle_stats", "hidden", shape.intermediate),
+    ]
+
+
+def nodes(shape: Architecture, tuning: Tuning) -> list[dict[str, Any]]:
+    """All launches, in order."""
+    quarters = shape.hidden // 4
+    lanes = next(lanes for lanes in (32, 16, 8, 4, 2, 1) if quarters % lanes == 0)
+    embed = {
+        "kernel": "embed",
+        "args": ["input_ids", "weights.words", "weights.places", "hidden"],
+        "scalars": {"rows": ROWS, "seq": "seq", "quarters": quarters, "vocabulary": shape.vocabulary},
+        "grid": [f"ceil({ROWS} * {quarters}, 64)"],
+    }
+    pool = {
+        "kernel": "pool",
+        "args": ["hidden", "weights.gain", "weights.bias", "lengths", "embedding"],
+        "scalars": {"seq": "seq", "epsilon": shape.epsilon},
+        "grid": ["batch"],
+        "specialization": {"THREADS": 256, "LANES": lanes, "ROWS": 256 // lanes, "QUARTERS": quarters // lanes},
+    }
+    return [embed, *(node for i in range(shape.layers) for node in layer_nodes(shape, tuning, i)), pool]
+
+
+def config(shape: Architecture, tuning: Tuning, kernels: str = "") -> dict[str, Any]:
+    """The model's configuration.
+
+    Args:
+        kernels: the folder that the compiled modules lie in, as seen from the model's.
+    """
+    row = f"{ROWS} * 4 * "
+    sizes = {
+        "hidden": shape.hidden,
+        "hidden_stats": 2,
+        "qkv": 3 * shape.hidden,
+        "context": shape.hidden,
+        "middle": shape.hidden,
+        "middle_stats": 2,
+        "up": shape.intermediate,
+    }
+    return {
+        "name": "minilm",
+        "max_batch_size": MAX_BATCH_SIZE,
+        "dynamic_batching": {"preferred_batch_size": [8, 16], "max_queue_delay_microseconds": 500},
+        "dimensions": {"seq": {"buckets": [size for size in BUCKETS if size <= shape.longest]}},
+        "input": [
+            {"name": "input_ids", "data_type": "TYPE_INT32", "dims": ["seq"], "pad_value": 0},
+            {"name": "lengths", "kind": "LENGTHS", "of": "seq"},
+        ],
+        "output": [{"name": "embedding", "data_type": "TYPE_FP32", "dims": [shape.hidden]}],
+        "weights": {"file": "model.safetensors"},
+        "kernel": [{"name": name, "file": f"{kernels}{name}.spv"} for name in KERNELS],
+        "temporary": [{"name": name, "size": f"{row}{width}"} for name, width in sizes.items()],
+        "node": nodes(shape, tuning),
+    }
+
+
+def toml(value: dict[str, Any]) -> str:
+    """A configuration as TOML: a table for each map and each map in a list, whose own maps stay on one line."""
+    plain = {key: item for key, item in value.items() if not isinstance(item, dict) and not _tables(item)}
+    lines = [f"{key} = {_inline(item)}" for key, item in plain.items()]
+    for key, item in value.items():
+        if key in plain:
+            continue
+        for table in item if isinstance(item, list) else [item]:
+            lines += ["", f"[[{key}]]" if isinstance(item, list) else f"[{key}]"]
+            lines += [f"{name} = {_inline(inner)}" for name, inner in table.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _tables(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(item, dict) for item in value)
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_inline(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Print the model's configuration.")
+    parser.add_argument("--tiles", choices=TUNINGS, default="gpu", help="for which kind of device")
+    options = parser.parse_args()
+    print("# Written by network.py.", toml(config(Architecture(), TUNINGS[options.tiles])), sep="\n", end="")
+
+
+if __name__ == "__main__":
+    main()
