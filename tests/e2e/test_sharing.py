@@ -40,8 +40,8 @@ def sharing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield running
         with running.client() as client:
             nothing_shared(client)
-        assert "memfd:test" not in Path(f"/proc/{running.process.pid}/maps").read_text()
-        assert not [link for link in links(running) if "memfd:test" in link]
+        until(lambda: "memfd:test" not in Path(f"/proc/{running.process.pid}/maps").read_text(), "it is still mapped")
+        until(lambda: not [link for link in links(running) if "memfd:test" in link], "its file is still open")
     finally:
         status = running.stop()
     assert not running.complaints(), "\n".join(running.complaints())[:4000]
@@ -73,9 +73,17 @@ def floats(*values: float) -> bytes:
 
 def nothing_shared(client: RawClient) -> None:
     """Wait until the device has given back all memory that clients shared: behind the last work on it."""
+    until(
+        lambda: not client.call("stats")["devices"][0]["memory"]["shared_bytes"], "the memory is not given back"
+    )
+
+
+def until(there: Callable[[], bool], complaint: str) -> None:
+    """Wait for it."""
     deadline = time.monotonic() + 20
-    while client.call("stats")["devices"][0]["memory"]["shared_bytes"]:
-        assert time.monotonic() < deadline, "the memory is not given back"
+    while not there():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.005)
 
 
 def test_a_kernel_on_shared_memory(sharing: Daemon, memory: Callable[..., SharedMemory]) -> None:
