@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from client.fake_graphs import GraphSession
 from client.fake_kernels import KERNELS, read_scalars
-from client.fake_models import ModelSession
+from client.fake_models import PAIR, SUMS, ModelSession
 
 from vkqueue.errors import (
     CompileError,
@@ -60,7 +60,7 @@ class Session(GraphSession, ModelSession):
 
     def __init__(self, sock: socket.socket, daemon: FakeDaemon, number: int) -> None:
         GraphSession.__init__(self)
-        ModelSession.__init__(self)
+        ModelSession.__init__(self, daemon.models)
         self.sock = sock
         self.daemon = daemon
         self.number = number
@@ -279,6 +279,7 @@ class FakeDaemon:
         self.max_queued_jobs = max_queued_jobs
         self.max_memory = max_memory
         self.protocol = protocol
+        self.models: dict[str, dict[str, Any]] = {"sums": SUMS, "pair": PAIR}
         self.log: list[tuple[str, dict[str, Any]]] = []
         self.sessions: list[Session] = []
         self.holding = False

@@ -32,6 +32,16 @@ PAIR: dict[str, Any] = {
     "version": 7,
 }  # fmt: skip
 
+STATS: dict[str, Any] = {
+    "execution_count": 4,
+    "inference_stats": {
+        "success": {"count": 9, "ns": 18_000_000}, "fail": {"count": 1, "ns": 1000},
+        "queue": {"count": 10, "ns": 5_000_000}, "compute_infer": {"count": 4, "ns": 8_000_000},
+    },
+    "batch_stats": [{"batch_size": 5, "compute_infer": {"count": 4, "ns": 8_000_000}}],
+    "rejected": 3, "cancelled": 2, "expired": 1, "closed": {"idle": 3, "full": 1},
+}  # fmt: skip
+
 
 class ModelSession:
     """The part of a session that knows models; `buffers` and `modules` are the rest's."""
@@ -39,8 +49,8 @@ class ModelSession:
     modules: dict[int, list[str]]
     buffers: dict[int, Any]
 
-    def __init__(self) -> None:
-        self.models: dict[str, dict[str, Any]] = {"sums": SUMS, "pair": PAIR}
+    def __init__(self, models: dict[str, dict[str, Any]]) -> None:
+        self.models = models
         self.weights: dict[str, dict[str, bytes]] = {}
 
     def found(self, name: str, version: int | None) -> dict[str, Any]:
@@ -92,7 +102,9 @@ class ModelSession:
     def model_statistics(self, name: str | None = None, version: int | None = None) -> list[dict[str, Any]]:
         if name is not None:
             self.found(name, version)
-        return [{"name": name or "sums", "version": number, "inference_count": 10 * number} for number in (2, 1)]
+        return [
+            {"name": name or "sums", "version": number, "inference_count": 10 * number, **STATS} for number in (2, 1)
+        ]
 
     def model_infer(
         self, name: str, inputs: Any, version: int | None = None, outputs: Any = None, timing: bool = False, **rest: Any

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from client.either import Runner, ready, submitted
-from client.fake_models import SUMS
+from client.fake_models import STATS, SUMS
 
 import vkqueue
 from vkqueue import errors
@@ -63,7 +63,9 @@ def test_what_a_model_says_of_itself(run: Runner, daemon: Any) -> None:
         assert model.inputs["x"].shape == ("batch", "seq") and model.inputs["x"].batch_axis == 0
         assert repr(model).endswith("Model 'sums' 1: x: int32 (batch, seq) → y: float32 (batch, 1)>")
         assert str((await ready(gpu.model("pair"))).inputs["b-bits"]) == "b-bits: bfloat16 (n,)"
-        assert (await ready(model.statistics())) == {"name": "sums", "version": 2, "inference_count": 20}
+        assert (await ready(model.statistics())) == {
+            "name": "sums", "version": 2, "inference_count": 20, **STATS,
+        }  # fmt: skip
         assert [one["version"] for one in await ready(gpu.model_statistics())] == [2, 1]
         sums, _, broken = await ready(gpu.models())
         assert sums == vkqueue.ModelInfo("sums", 1, "READY")
@@ -243,6 +245,7 @@ def test_load_with_modules_and_arrays(run: Runner, daemon: Any) -> None:
     async def body(gpu: Any) -> None:
         module = await ready(gpu.load(b"fake:copy"))
         held = await ready(gpu.array(np.ones(3, F32)))
+        await ready(gpu.flush())
         model = await ready(
             gpu.load_model(
                 "own",

@@ -23,6 +23,7 @@ COMMANDS = {
     "inspect": "What a module takes and needs, and which devices run it.",
     "run": "Run a kernel on arrays from files and ranges.",
     "compile": "Compile source text to SPIR-V.",
+    "model": "List, load, call and measure models.",
     "stats": "What the daemon has done, and does.",
     "ping": "Whether the daemon answers, and how fast.",
     "doctor": "Look for what keeps Vulkan or the daemon from working.",

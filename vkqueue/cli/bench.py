@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from vkqueue.bench import sharing
+from vkqueue.bench import devices, scale, sharing
 from vkqueue.bench.graphs import GraphBench
 from vkqueue.bench.limit import CopyLimit, Limit
 from vkqueue.bench.many import FORMS, compare
@@ -82,7 +82,7 @@ def show(report: dict[str, Any], console: Console) -> None:
 
 
 def _further(report: dict[str, Any]) -> Table:
-    table = Table(title="Many launches in one request, and shared memory", title_justify="left")
+    table = Table(title="Many launches in one request, many clients, shared memory", title_justify="left")
     table.add_column("what")
     for heading in ("vkqueue", "beside", "ratio of speeds"):
         table.add_column(heading, justify="right")
@@ -106,6 +106,19 @@ def _further(report: dict[str, Any]) -> Table:
             theirs = f"{many['c_launches_per_s']:,.0f}/s"
             what = f"dispatch_many of {MANY:,}, {form} of their own; C"
             row(what, f"{many[f'{form}_launches_per_s']:,.0f}/s", theirs, many[f"{form}_ratio"])
+    if "scale" in report:
+        medians, ratios = report["scale"]["medians"], report["scale"]["ratios"]
+        for what, (few, many) in (("clients", scale.CLIENTS), ("buffers", scale.BUFFERS)):
+            cells = [
+                f"{medians[name]:,.1f} µs" if (name := f"{what}_{count}_cpu_us_per_job") in medians else "-"
+                for count in (many, few)
+            ]
+            label = f"CPU time of a launch, {many:,} {what}; {few}"
+            row(label, cells[0], cells[1], 1 / ratios[what] if what in ratios else None)
+    if "devices" in report:
+        medians = report["devices"]["medians"]
+        rates = [f"{medians[f'{count}_jobs_per_s']:,.0f}/s" for count in ("two", "one")]
+        row("long launches on two devices; on one", rates[0], rates[1], report["devices"]["ratio"])
     if "shared" in report:
         shared = report["shared"]
         for way, what in zip(WAYS, ("from shared memory to the device", "back"), strict=True):
@@ -152,9 +165,9 @@ def _per_job(report: dict[str, Any]) -> Table:
 
 
 def _everything(
-    host: Host, spirv: Path, limit: Limit | None, device: int, uuid: str, repeats: int, seconds: float
+    bench: Bench, host: Host, spirv: Path, limit: Limit | None, device: int, uuid: str, repeats: int, seconds: float
 ) -> dict[str, Any]:
-    """The figures of graphs, of dispatch_many, and of shared memory."""
+    """The figures of graphs, of dispatch_many, of many clients and buffers, of several devices, and of shared memory."""
     with hosted(None, "device.graph_barriers=all") as every:
         kernel = spirv.read_bytes()
         graphs = GraphBench(host.path, host.pid, every.path, kernel, limit, device, uuid)
@@ -163,6 +176,10 @@ def _everything(
         measured["many"] = compare(
             host.path, kernel, limit, uuid, device, count=MANY, seconds=seconds, repeats=repeats
         )
+    measured["scale"] = scale.compare(bench.load, repeats=repeats, seconds=seconds)
+    others = [index for index in range(bench.devices) if index != device]
+    if others:
+        measured["devices"] = devices.compare(bench.load, (device, others[0]), repeats=repeats, seconds=seconds)
     measured["shared"] = sharing.compare(host.path, _copy_limit(spirv.parent, uuid), uuid, device, repeats=repeats)
     return measured
 
@@ -183,7 +200,7 @@ def _copy_limit(folder: Path, uuid: str) -> CopyLimit | None:
 @click.option("--clients", default="1,4,16", show_default=True, callback=_counts, help="Numbers of connections.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Medians are of so many.")
 @click.option("--seconds", type=click.FloatRange(0.05), default=1.0, show_default=True, help="Of each pipelined run.")
-@click.option("--all", "everything", is_flag=True, help="Measure graphs, dispatch_many and shared memory too.")
+@click.option("--all", "everything", is_flag=True, help="Measure graphs, dispatch_many, 1,000 clients and more too.")
 @click.option("--sweep", is_flag=True, help="Measure throughput and latency over depth and clients too.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw the sweep to this PNG (needs matplotlib).")
 @click.option("--json", "as_json", is_flag=True, help="Print medians, ratios and all samples as JSON.")
@@ -220,7 +237,7 @@ def command(
                 path = Path(plot) if plot else None
                 measured["sweep"] = bench.sweep(seconds=seconds, clients=clients, plot=path)
             if everything:
-                measured |= _everything(host, spirv, limit, device, own.uuid, repeats, seconds)
+                measured |= _everything(bench, host, spirv, limit, device, own.uuid, repeats, seconds)
         finally:
             bench.close()
     report = {**measured, "repeats": repeats, "no_c_limit": why}

@@ -25,6 +25,17 @@ spawn_option = click.option(
 device_option = click.option("--device", type=click.IntRange(0), metavar="INDEX", help="Work on this device.")
 
 
+def pairs(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """NAME=VALUE options as a map."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"expected NAME=VALUE, got {text!r}")
+        found[name] = value
+    return found
+
+
 def json_option(function: F) -> F:
     """`--json` (the parameter `as_json`). An error goes to standard output too, as {"ok": false, "error": {…}}."""
 

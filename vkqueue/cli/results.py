@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vkqueue.cli.output import add_row, show, table
 from vkqueue.client.array import Array
 from vkqueue.client.signature import Binding
 
@@ -56,6 +57,18 @@ def _number(value: Any) -> Any:
     # A float32 as the shortest decimal that is it, and not as the float64 that it converts to.
     number = float(str(value)) if isinstance(value, np.floating) else value.item()
     return number if not isinstance(number, float) or math.isfinite(number) else str(number)
+
+
+def show_results(results: Sequence[Result], head: int) -> None:
+    """The table."""
+    made = table("result", "dtype", "shape", ">least", ">mean", ">largest", "numbers", "file")
+    for result in results:
+        row = result.summary(head)
+        numbers = " ".join(map(str, row["head"])) + (" …" if result.array.size > head else "")
+        stats = ("" if row[key] is None else f"{row[key]:.6g}" for key in ("min", "mean", "max"))
+        shape = "x".join(map(str, row["shape"]))
+        add_row(made, row["name"], row["dtype"], shape, *stats, numbers, row["file"] or "")
+    show(made)
 
 
 def named(bindings: Sequence[Binding], value: Any) -> Iterator[Result]:

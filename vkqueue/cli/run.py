@@ -14,9 +14,9 @@ from rich.progress import track
 
 from vkqueue.cli import values
 from vkqueue.cli.module_file import kernel_names
-from vkqueue.cli.options import device_option, json_option, socket_option, spawn_option
+from vkqueue.cli.options import device_option, json_option, pairs, socket_option, spawn_option
 from vkqueue.cli.output import add_row, console, dump, say, show, table
-from vkqueue.cli.results import Result, named
+from vkqueue.cli.results import Result, named, show_results
 from vkqueue.client.signature import Binding, suggestion
 from vkqueue.errors import InvalidError
 
@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 
 _NAMED = re.compile(r"([A-Za-z_$][\w.$]*|\d+)=(.*)", re.DOTALL)
 _HEAD = 8
-
-
-def _pairs(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    """NAME=VALUE options as a map."""
-    found = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"expected NAME=VALUE, got {text!r}")
-        found[name] = value
-    return found
 
 
 def _sizes(ctx: click.Context, param: click.Parameter, given: str | None) -> tuple[int, ...] | None:
@@ -49,12 +38,12 @@ def _sizes(ctx: click.Context, param: click.Parameter, given: str | None) -> tup
 @click.argument("file", type=click.Path(dir_okay=False, exists=True))
 @click.argument("arguments", nargs=-1, metavar="[[NAME=]VALUE]...", type=click.Path())
 @click.option("--kernel", metavar="NAME", shell_complete=kernel_names, help="Which one, if there are several.")
-@click.option("-s", "--scalar", "scalars", multiple=True, callback=_pairs, metavar="NAME=NUMBER", help="Repeatable.")
+@click.option("-s", "--scalar", "scalars", multiple=True, callback=pairs, metavar="NAME=NUMBER", help="Repeatable.")
 @click.option("--grid", callback=_sizes, metavar="X[,Y[,Z]]", help="Work groups.")
 @click.option("--elements", callback=_sizes, metavar="X[,Y[,Z]]", help="Invocations, rounded up to work groups.")
 @click.option("--launch", callback=_sizes, metavar="N[,N…]", help="A TVM kernel's launch parameters.")
-@click.option("--spec", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Specialization, by name or id.")
-@click.option("--out", "outputs", multiple=True, callback=_pairs, metavar="NAME=FILE", help="Write a result (.npy).")
+@click.option("--spec", multiple=True, callback=pairs, metavar="NAME=VALUE", help="Specialization, by name or id.")
+@click.option("--out", "outputs", multiple=True, callback=pairs, metavar="NAME=FILE", help="Write a result (.npy).")
 @click.option("--head", type=click.IntRange(0), default=_HEAD, show_default=True, help="Numbers shown of each result.")
 @click.option("--timing", is_flag=True, help="Show the daemon's times: queued, on the device, in all.")
 @click.option("--repeat", type=click.IntRange(1), default=1, help="Launch it so often, with the same arguments.")
@@ -254,15 +243,8 @@ def _save(results: Sequence[Result], places: Mapping[int, str]) -> None:
 
 
 def _show(results: Sequence[Result], head: int, timing: Mapping[str, Any]) -> None:
-    made = table("result", "dtype", "shape", ">least", ">mean", ">largest", "numbers", "file")
-    for result in results:
-        row = result.summary(head)
-        numbers = " ".join(map(str, row["head"])) + (" …" if result.array.size > head else "")
-        stats = ("" if row[key] is None else f"{row[key]:.6g}" for key in ("min", "mean", "max"))
-        shape = "x".join(map(str, row["shape"]))
-        add_row(made, row["name"], row["dtype"], shape, *stats, numbers, row["file"] or "")
     if results:
-        show(made)
+        show_results(results, head)
     else:
         say("done; the kernel writes nothing")
     if timing:

@@ -55,6 +55,19 @@ def buffer_value(text: str, dtype: str | None, binding: Binding) -> Any:
         return [buffer_value(part, dtype, binding) for part in text[1:-1].split(";")]
     if text.startswith("{"):
         return _block(text)
+    return array_value(text, dtype, binding.label)
+
+
+def array_value(text: str, dtype: str | None, label: str) -> Any:
+    """An array from a file, or one that is described; `out` is one too.
+
+    Args:
+        dtype: where the text names none.
+        label: what it is for, in messages.
+
+    Raises:
+        InvalidError, OSError: as `buffer_value`.
+    """
     if text.startswith("@"):
         return np.fromfile(text[1:], np.uint8)
     if text.endswith(".npy"):
@@ -64,7 +77,7 @@ def buffer_value(text: str, dtype: str | None, binding: Binding) -> Any:
         if _DTYPE.fullmatch(field):
             named = field
             head = head.replace(f":{field}", "", 1)
-    return _made(text, head, named or dtype, binding)
+    return _made(text, head, named or dtype, label)
 
 
 def _block(text: str) -> dict[str, Any]:
@@ -85,7 +98,7 @@ def _file(path: str) -> Array:
     return array
 
 
-def _made(text: str, head: str, dtype: str | None, binding: Binding) -> Any:
+def _made(text: str, head: str, dtype: str | None, label: str) -> Any:
     """An array that is described. `head` is the text without its dtype."""
     word, *fields = head.split(":")
     form: Callable[..., Any] | None = _MAKERS.get(word)
@@ -94,7 +107,7 @@ def _made(text: str, head: str, dtype: str | None, binding: Binding) -> Any:
         raise InvalidError(f"cannot read {text!r} as an argument; it can be {FORMS}")
     if dtype is None:
         raise InvalidError(
-            f"{text!r} needs a dtype, such as {text}:float32: {binding.label} holds numbers of more than one type"
+            f"{text!r} needs a dtype, such as {text}:float32: {label} holds numbers of more than one type"
         )
     kind = np.dtype(dtype)
     try:
