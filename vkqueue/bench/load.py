@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import selectors
 import socket
 import statistics
@@ -31,23 +32,31 @@ _ANSWER = len(b"\x94\x01\xce....\xc0") + len(codec.pack({"outputs": []}))
 
 
 class Connection:
-    """One client: buffers of its own, and bursts of dispatches to send again and again."""
+    """One client: buffers of its own, and bursts of dispatches to send again and again.
 
-    def __init__(self, path: str, spirv: bytes, *, window: int, independent: bool, elements: int, device: int) -> None:
+    Args:
+        window: launches that are under way.
+        independent: whether launches write buffers of their own, `buffers` in turn, or all the same one.
+    """
+
+    def __init__(
+        self, path: str, spirv: bytes, *, window: int, independent: bool, elements: int, device: int, buffers: int = 256
+    ) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.connect(path)
         self._conn = ClientConnection(Limits())
         self.call("hello", protocol=1, client="bench", device=device)
         module = self.call("module.load", spirv=spirv)["module"]
         x = self.buffer(elements)
-        # Independent launches write buffers of their own; dependent ones all write the same.
-        ys = [self.buffer(elements) for _ in range(min(window, 256) if independent else 1)]
-        self._chunk = max(window // 2, 1)
-        requests = self.requests(module, x, ys, elements, 2 * self._chunk)
+        many = buffers if buffers > 256 else min(window, buffers)
+        ys = [self.buffer(elements) for _ in range(many if independent else 1)]
+        chunk = self._chunk = max(window // 2, 1)
+        requests = self.requests(module, x, ys, elements, -(-max(2 * chunk, len(ys)) // chunk) * chunk)
         messages = [codec.pack([0, 1000 + i, method, [params]]) for i, (method, params) in enumerate(requests)]
-        self._bursts = [b"".join(messages[: self._chunk]), b"".join(messages[self._chunk :])]
+        self._bursts = [b"".join(messages[i : i + chunk]) for i in range(0, len(messages), chunk)]
         self.one = messages[0]
-        self._next = 0
+        self._turn = 0  # of the bursts
+        self._next = 0  # of the two that are under way
         self._owed = [0, 0]
         self._answered = 0
         self._bytes = 0
@@ -102,7 +111,8 @@ class Connection:
         self._send()
 
     def _send(self) -> None:
-        burst = memoryview(self._bursts[self._next])
+        burst = memoryview(self._bursts[self._turn])
+        self._turn = (self._turn + 1) % len(self._bursts)
         self._owed[self._next] = self._chunk
         self._next ^= 1
         self._unsent = memoryview(bytes(self._unsent) + bytes(burst)) if self._unsent is not None else burst
@@ -234,6 +244,8 @@ def cpu_seconds(pid: int) -> tuple[float, float]:
 
 def main() -> None:
     path, spirv, options = sys.argv[1], Path(sys.argv[2]).read_bytes(), json.loads(sys.argv[3])
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     connections = [
         Connection(
             path,
@@ -242,6 +254,7 @@ def main() -> None:
             independent=options["independent"],
             elements=options["elements"],
             device=options["device"],
+            buffers=options.get("buffers", 256),
         )
         for _ in range(options["clients"])
     ]

@@ -49,6 +49,9 @@ class Bench:
         spirv: the axpy kernel of `dispatch_limit.c`.
         limit: the C limit, None to leave it out.
         device: index at the daemon.
+
+    Attributes:
+        devices: how many the daemon has.
     """
 
     def __init__(self, path: str, pid: int | None, spirv: Path, limit: Limit | None, device: int, say: Say) -> None:
@@ -59,7 +62,9 @@ class Bench:
         self._say = say
         self._client: Client = connect(path, device=device)
         self._device = device
-        self._uuid: str = self._client.devices()[device].uuid
+        found = self._client.devices()
+        self._uuid: str = found[device].uuid
+        self.devices = len(found)
         self.samples: dict[str, list[float]] = {}
 
     def close(self) -> None:
@@ -68,8 +73,8 @@ class Bench:
     def _note(self, name: str, value: float) -> None:
         self.samples.setdefault(name, []).append(value)
 
-    def _load(self, **options: Any) -> dict[str, float]:
-        """One run of the load generator."""
+    def load(self, **options: Any) -> dict[str, float]:
+        """One run of the load generator; see `load.main` for the options and the result."""
         options = {"elements": 64, "independent": True, "device": self._device, "pid": self._pid, **options}
         done = subprocess.run(
             child.command("vkqueue.bench.load", self._path, str(self._spirv), json.dumps(options)),
@@ -88,7 +93,7 @@ class Bench:
             self._note(
                 "c_round_trip_us", self._limit.run(self._uuid, jobs=1, batches=count, barrier=False, in_flight=1)
             )
-        self._note("round_trip_us", self._load(clients=1, window=1, count=count)["p50_us"])
+        self._note("round_trip_us", self.load(clients=1, window=1, count=count)["p50_us"])
 
     def pipelined(self, kind: str, clients: int, seconds: float) -> None:
         """Windows kept full on every connection, beside C in batches of 256 with three in flight."""
@@ -97,7 +102,7 @@ class Bench:
             us = self._limit.run(self._uuid, jobs=256, batches=_C_BATCHES, barrier=not independent, in_flight=3)
             self._note(f"c_{kind}_jobs_per_s", 1e6 / us)
         window = max(1024 // clients, 64)
-        result = self._load(clients=clients, window=window, seconds=seconds, independent=independent)
+        result = self.load(clients=clients, window=window, seconds=seconds, independent=independent)
         for name in PER_JOB:
             if name in result:
                 self._note(f"{kind}_{clients}_{name}", result[name])
@@ -138,7 +143,7 @@ class Bench:
         Raises:
             UnsupportedError: there is to be a plot, and matplotlib is not installed.
         """
-        points = sweep.sweep(self._load, clients=clients, seconds=seconds)
+        points = sweep.sweep(self.load, clients=clients, seconds=seconds)
         if plot is not None:
             limits: dict[str, float] = {}
             if self._limit is not None:

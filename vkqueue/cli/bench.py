@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,19 @@ def _further(report: dict[str, Any]) -> Table:
             theirs = f"{many['c_launches_per_s']:,.0f}/s"
             what = f"dispatch_many of {MANY:,}, {form} of their own; C"
             row(what, f"{many[f'{form}_launches_per_s']:,.0f}/s", theirs, many[f"{form}_ratio"])
+    _add_scale(report, row)
+    if "shared" in report:
+        shared = report["shared"]
+        for way, what in zip(WAYS, ("from shared memory to the device", "back"), strict=True):
+            ours, theirs = (
+                f"{shared['medians'][name]:,.2f} GB/s" if name in shared["medians"] else "-"
+                for name in (f"{way}_gb_per_s", f"c_{way}_gb_per_s")
+            )
+            row(f"{shared['bytes'] >> 20} MiB {what}; C", ours, theirs, shared["ratios"].get(way))
+    return table
+
+
+def _add_scale(report: dict[str, Any], row: Callable[[str, str, str, float | None], None]) -> None:
     if "scale" in report:
         medians, ratios = report["scale"]["medians"], report["scale"]["ratios"]
         for what, (few, many) in (("clients", scale.CLIENTS), ("buffers", scale.BUFFERS)):
@@ -119,15 +133,6 @@ def _further(report: dict[str, Any]) -> Table:
         medians = report["devices"]["medians"]
         rates = [f"{medians[f'{count}_jobs_per_s']:,.0f}/s" for count in ("two", "one")]
         row("long launches on two devices; on one", rates[0], rates[1], report["devices"]["ratio"])
-    if "shared" in report:
-        shared = report["shared"]
-        for way, what in zip(WAYS, ("from shared memory to the device", "back"), strict=True):
-            ours, theirs = (
-                f"{shared['medians'][name]:,.2f} GB/s" if name in shared["medians"] else "-"
-                for name in (f"{way}_gb_per_s", f"c_{way}_gb_per_s")
-            )
-            row(f"{shared['bytes'] >> 20} MiB {what}; C", ours, theirs, shared["ratios"].get(way))
-    return table
 
 
 def _swept(points: list[dict[str, float]]) -> Table:
@@ -167,15 +172,13 @@ def _per_job(report: dict[str, Any]) -> Table:
 def _everything(
     bench: Bench, host: Host, spirv: Path, limit: Limit | None, device: int, uuid: str, repeats: int, seconds: float
 ) -> dict[str, Any]:
-    """The figures of graphs, of dispatch_many, of many clients and buffers, of several devices, and of shared memory."""
+    """The figures of graphs, dispatch_many, many clients and buffers, several devices, and shared memory."""
     with hosted(None, "device.graph_barriers=all") as every:
         kernel = spirv.read_bytes()
         graphs = GraphBench(host.path, host.pid, every.path, kernel, limit, device, uuid)
         measured: dict[str, Any] = {"graphs": graphs.run(repeats=repeats, seconds=seconds)}
     if limit is not None:
-        measured["many"] = compare(
-            host.path, kernel, limit, uuid, device, count=MANY, seconds=seconds, repeats=repeats
-        )
+        measured["many"] = compare(host.path, kernel, limit, uuid, device, count=MANY, seconds=seconds, repeats=repeats)
     measured["scale"] = scale.compare(bench.load, repeats=repeats, seconds=seconds)
     others = [index for index in range(bench.devices) if index != device]
     if others:
