@@ -1,9 +1,9 @@
 """Time on the device: of whole batches, of each of the network's launches, and of other tiles.
 
-    python examples/embeddings/measure.py [--shapes 1x16,8x32,32x128] [--weights model.safetensors] [--launches] [--sweep]
+    python examples/embeddings/measure.py [--shapes 1x16,8x32,32x128] [--weights FILE] [--launches] [--sweep]
 
 Without --weights they are random, which takes as long. Needs no compiler and no tokenizer: the compiled modules and
-NumPy do. Embeddings are compared with NumPy's in 64 bits. A launch is timed in a graph of --repeats of it, each of which
+NumPy do. Embeddings are compared with NumPy in 64 bits. A launch is timed in a graph of --repeats of it, each of which
 waits for the one before, so a barrier is in its time. It uses your daemon, and starts one if none runs.
 """
 

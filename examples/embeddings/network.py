@@ -192,11 +192,11 @@ def nodes(shape: Architecture, tuning: Tuning) -> list[dict[str, Any]]:
     return [embed, *(node for i in range(shape.layers) for node in layer_nodes(shape, tuning, i)), pool]
 
 
-def config(shape: Architecture, tuning: Tuning, kernels: str = "") -> dict[str, Any]:
+def config(shape: Architecture, tuning: Tuning, weights: str = "model.safetensors") -> dict[str, Any]:
     """The model's configuration.
 
     Args:
-        kernels: the folder that the compiled modules lie in, as seen from the model's.
+        weights: the file that has them as the kernels want them.
     """
     row = f"{ROWS} * 4 * "
     sizes = {
@@ -218,8 +218,8 @@ def config(shape: Architecture, tuning: Tuning, kernels: str = "") -> dict[str, 
             {"name": "lengths", "kind": "LENGTHS", "of": "seq"},
         ],
         "output": [{"name": "embedding", "data_type": "TYPE_FP32", "dims": [shape.hidden]}],
-        "weights": {"file": "model.safetensors"},
-        "kernel": [{"name": name, "file": f"{kernels}{name}.spv"} for name in KERNELS],
+        "weights": {"file": weights},
+        "kernel": [{"name": name, "file": f"{name}.spv"} for name in KERNELS],
         "temporary": [{"name": name, "size": f"{row}{width}"} for name, width in sizes.items()],
         "node": nodes(shape, tuning),
     }
