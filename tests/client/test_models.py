@@ -201,6 +201,23 @@ def test_what_writes_a_device_array_is_waited_for(run: Runner, daemon: Any) -> N
     assert order == ["hello", "made", "model.infer", "made"]
 
 
+def test_requests_that_read_one_array_do_not_wait_for_each_other(run: Runner, daemon: Any) -> None:
+    async def body(gpu: Any) -> None:
+        model = await ready(gpu.model("sums"))
+        x, y = await ready(gpu.array(X)), await ready(gpu.zeros((3, 1), "float32"))
+        await ready(gpu.flush())
+        with daemon[0].hold():
+            first = await submitted(model.submit(x=x))
+            second = await submitted(model.submit(x=x, outputs={"y": y}))
+            assert not gpu.core.settling([x.handle])
+            assert gpu.core.settling([], [x.handle]) == [first, second]  # to write it is another matter
+            assert gpu.core.settling([y.handle]) == [second]
+        assert np.array_equal(await ready(first), 2 * X.sum(-1, keepdims=True))
+        await ready(second)
+
+    run(body, daemon[1])
+
+
 def test_more_than_a_message_carries(run: Runner, start: Any) -> None:
     daemon = start(max_message_bytes=1 << 16)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio.to_thread
@@ -57,8 +57,8 @@ class AsyncModel(BaseModel):
         """Start it: `future = await model.submit(…)`; see `vkqueue.Model.submit`."""
         client = self._client
         ready = self._prepare({**(inputs or {}), **named}, outputs, priority, timeout, timing)
-        if ready.uses:
-            await client._settle([array.handle for array in ready.uses])
+        if ready.read or ready.written:
+            await client._settle(ready.read, [array.handle for array in ready.written])
         future: AsyncFuture[Any] = client._start(
             client.core.request, "model.infer", ready.params, ready.decode, ready.uses
         )
@@ -132,9 +132,9 @@ class AsyncModels:
         params = {"name": name} | ({} if version is None else {"version": version})
         await self._start(self.core.request, "model.unload", params)
 
-    async def _settle(self, handles: list[Handle]) -> None:
-        """Wait until nothing that was started makes, fills or uses these; raise what went wrong with their creation."""
-        for call in self.link.start(self.core.settling, handles):
+    async def _settle(self, read: list[Handle], written: Sequence[Handle] = ()) -> None:
+        """Wait for what was started and is in the way (see `Requests.settling`); raise why one could not be made."""
+        for call in self.link.start(self.core.settling, read, written):
             await cast("AsyncFuture[Any]", call).wait()
-        for handle in handles:
+        for handle in (*read, *written):
             handle.check("the device array")

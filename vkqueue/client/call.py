@@ -20,6 +20,15 @@ class Uses(Protocol):
     def handle(self) -> Handle: ...
 
 
+class Read:
+    """A handle whose memory a request only reads, where that is known (see `Requests.settling`)."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+
+
 class Call(Generic[T]):
     """The outcome of requests under way.
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vkqueue.client.array import Array, BaseDeviceArray, from_bytes, host_bytes
+from vkqueue.client.array import Array, BaseDeviceArray, Handle, from_bytes, host_bytes
+from vkqueue.client.call import Read, Uses
 from vkqueue.client.signature import suggestion
 from vkqueue.errors import InvalidError, TooLargeError, brief
 
@@ -137,12 +138,19 @@ class Inference:
     """A request ready to be sent.
 
     Attributes:
-        uses: device arrays that it names; what writes them has to be done before it is sent.
+        read, written: of the device arrays that it names; what else writes or uses them has to be done before it is
+            sent.
     """
 
     params: dict[str, Any]
-    uses: list[BaseDeviceArray]
+    read: list[Handle]
+    written: list[BaseDeviceArray]
     decode: Callable[[Mapping[str, Any]], Any]
+
+    @property
+    def uses(self) -> list[Uses]:
+        """All that has to live until it is answered."""
+        return [*map(Read, self.read), *self.written]
 
 
 class BaseModel:
@@ -186,18 +194,17 @@ class BaseModel:
             TooLargeError: more than one message carries.
         """
         sizes: dict[str, int] = {}
-        uses: list[BaseDeviceArray] = []
-        params = self._params() | {"inputs": self._inputs(given, sizes, uses)}
+        read: list[Handle] = []
+        written: list[BaseDeviceArray] = []
+        params = self._params() | {"inputs": self._inputs(given, sizes, read)}
         if outputs is not None:
-            params["outputs"] = self._wanted(outputs, sizes, uses)
+            params["outputs"] = self._wanted(outputs, sizes, written)
         for key, value in (("priority", priority), ("timeout_us", _microseconds(timeout)), ("timing", timing or None)):
             if value is not None:
                 params[key] = value
-        return Inference(params, uses, self._decode)
+        return Inference(params, read, written, self._decode)
 
-    def _inputs(
-        self, given: Mapping[str, Any], sizes: dict[str, int], uses: list[BaseDeviceArray]
-    ) -> dict[str, dict[str, Any]]:
+    def _inputs(self, given: Mapping[str, Any], sizes: dict[str, int], read: list[Handle]) -> dict[str, dict[str, Any]]:
         for name in given:
             if name not in self.inputs:
                 raise InvalidError(f"{self._called()} has no input {name!r}{self._why_not(name)}. {self._call()}")
@@ -210,7 +217,7 @@ class BaseModel:
             if isinstance(value, BaseDeviceArray):
                 self._check_device_array(tensor, value)
                 self._match(tensor, value.shape, sizes)
-                uses.append(value)
+                read.append(value.handle)
                 found[name] = {"shape": list(value.shape), **_place(value)}
             else:
                 array = tensor.host(value)
@@ -281,7 +288,7 @@ class BaseModel:
         self,
         outputs: Mapping[str, BaseDeviceArray] | Iterable[str],
         sizes: Mapping[str, int],
-        uses: list[BaseDeviceArray],
+        written: list[BaseDeviceArray],
     ) -> Any:
         if isinstance(outputs, str):
             raise InvalidError(f"outputs: expected a list of names, or a dict of device arrays, got {brief(outputs)}")
@@ -304,7 +311,7 @@ class BaseModel:
             shape = tuple(size if isinstance(size, int) else sizes.get(size, -1) for size in tensor.shape)
             if -1 not in shape and shape != array.shape:
                 raise InvalidError(f"outputs: {tensor} will have the shape {shape}, the device array has {array.shape}")
-            uses.append(array)
+            written.append(array)
             found[name] = _place(array)
         return found
 

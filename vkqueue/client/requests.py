@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vkqueue.client.call import Call, Creation, Target, Uses, owner
+from vkqueue.client.call import Call, Creation, Read, Target, Uses, owner
 from vkqueue.errors import ConnectionLostError, DependencyError, JobCancelledError, VkqueueError
 from vkqueue.wire.framing import Limits
 from vkqueue.wire.session import ClientConnection
@@ -170,15 +170,17 @@ class Requests:
         self._check()
         return [call for call in self._under_way() if any(used.handle is handle for used in call.uses)]
 
-    def settling(self, handles: Iterable[Handle]) -> list[Call[Any]]:
-        """The calls under way that make, fill or use one of these handles, oldest first."""
+    def settling(self, read: Iterable[Handle], written: Iterable[Handle] = ()) -> list[Call[Any]]:
+        """The calls under way that make, fill or may write one of these handles, or use one that is to be written,
+        oldest first.
+        """
         self._check()
-        wanted = set(handles)
+        theirs, ours = {*read, *written}, {*written}
         found: dict[Call[Any], None] = {}
         for target in (*self.calls.values(), *(held.target for held in self._held)):
             call = owner(target)
-            made = isinstance(target, Creation) and target.handle in wanted
-            if made or any(used.handle in wanted for used in call.uses):
+            made = isinstance(target, Creation) and target.handle in theirs
+            if made or any(used.handle in (ours if type(used) is Read else theirs) for used in call.uses):
                 found[call] = None
         return [*found]
 

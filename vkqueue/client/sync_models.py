@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from vkqueue.client.array import BaseDeviceArray, Handle
@@ -70,8 +70,8 @@ class Model(BaseModel):
         """
         client = self._client
         ready = self._prepare({**(inputs or {}), **named}, outputs, priority, timeout, timing)
-        if ready.uses:
-            client._settle([array.handle for array in ready.uses])
+        if ready.read or ready.written:
+            client._settle(ready.read, [array.handle for array in ready.written])
         future = client.link.start(client.core.request, "model.infer", ready.params, ready.decode, ready.uses)
         return cast("Future[Any]", future)
 
@@ -174,10 +174,10 @@ class Models:
         params = {"name": name} | ({} if version is None else {"version": version})
         self._call(self.core.request, "model.unload", params)
 
-    def _settle(self, handles: list[Handle]) -> None:
-        """Wait until nothing that was started makes, fills or uses these; raise what went wrong with their creation."""
-        for call in self.link.start(self.core.settling, handles):
+    def _settle(self, read: list[Handle], written: Sequence[Handle] = ()) -> None:
+        """Wait for what was started and is in the way (see `Requests.settling`); raise why one could not be made."""
+        for call in self.link.start(self.core.settling, read, written):
             if not self.link.wait(call, self.link.timeout):
                 raise TimeoutError(f"what uses a device array is not done within {self.link.timeout} s")
-        for handle in handles:
+        for handle in (*read, *written):
             handle.check("the device array")
