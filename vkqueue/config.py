@@ -29,9 +29,7 @@ class ConfigError(InvalidError):
         self.problems = problems
 
 
-def _setting(
-    default: Any, low: float | None = None, high: float | None = None, choices: tuple[str, ...] = ()
-) -> Any:
+def _setting(default: Any, low: float | None = None, high: float | None = None, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"low": low, "high": high, "choices": choices})
 
 
@@ -198,6 +196,19 @@ class HelperConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsConfig:
+    """[models]: what the daemon serves by itself.
+
+    Attributes:
+        repository: folder with a folder for each model, all of which are loaded at the start; empty for none.
+        max_models: versions of models that are loaded at once.
+    """
+
+    repository: str = _setting("")
+    max_models: int = _setting(1_024, 1, 65_536)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Every setting of the daemon; each attribute is the TOML section of its name."""
 
@@ -207,6 +218,7 @@ class Config:
     limits: LimitsConfig = LimitsConfig()
     isolation: IsolationConfig = IsolationConfig()
     helper: HelperConfig = HelperConfig()
+    models: ModelsConfig = ModelsConfig()
 
     def replace(self, values: Mapping[str, Any], source: str) -> Config:
         """This config with `values` (section → key → value) laid over it.

@@ -11,6 +11,7 @@ in the order of the ``ROW_*`` names below and unpack it in one statement::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -37,7 +38,7 @@ FREE = 6
 acted on when it comes: batches do not contain it."""
 GRAPH = 7
 """A graph's launch. target: its GraphInstance; token: everything of clients' that the instance touches, and its arenas;
-payload: None, or as DISPATCH's, one entry for each of the instance's `transients`."""
+payload: None, or as DISPATCH's, one entry for each of the instance's `transients`; what is "in" may be Pieces."""
 MANY = 8
 """Launches of one pipeline, one after the other. target: pipeline id; token: a kernels.launches.ManyToken; payload: a
 kernels.launches.Many, the request's launches or a part of them."""
@@ -81,6 +82,26 @@ class Shared:
     def __len__(self) -> int:
         """Bytes of payload that the daemon holds: none, the client holds them."""
         return 0
+
+
+class Pieces:
+    """Bytes that come in several pieces, as one value of a payload ("in"): the backend writes them one after the other.
+
+    Attributes:
+        parts: bytes-likes; the same one may be there more than once.
+    """
+
+    __slots__ = ("_size", "parts")
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
+        self._size = sum(map(len, parts))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +247,7 @@ class GraphInstance:
         results: names of those that leave.
         numbers: constants, data and grids that came with the launch.
         moves: whether a launch moves bytes: a node copies, fills or writes, or something comes or leaves.
+        fixed: buffers that nothing writes while the instance is launched, so that its token need not name them.
     """
 
     id: int
@@ -236,6 +258,7 @@ class GraphInstance:
     results: tuple[str, ...] = ()
     numbers: tuple[Any, ...] = ()
     moves: bool = True
+    fixed: frozenset[int] = frozenset()
 
     def constants(self, node: GraphNode) -> bytes:
         """The push constants of a DISPATCH."""

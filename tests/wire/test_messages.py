@@ -56,6 +56,19 @@ FULL: dict[str, list[dict[str, Any]]] = {
          "deadline_ms": 1, "after": [0], "timing": True, "label": ""},
     ],
     "graph.free": [{"graph": 1}],
+    "model.load": [
+        {"name": "m", "version": 1, "device": 0},
+        {"name": "m", "config": {"left": "to the check of models"}, "kernels": [{}], "weights": {"w": b""}},
+    ],
+    "model.unload": [{"name": "m", "version": 2**31 - 1}],
+    "model.infer": [
+        {"name": "m", "version": 1, "inputs": {"x": {"shape": [1], "data": b""}}, "outputs": ["y"], "priority": 1,
+         "timeout_us": 0, "timing": True},
+        {"name": "m", "inputs": {}, "outputs": {"y": None}},
+    ],
+    "model.list": [{}],
+    "model.config": [{"name": "m", "version": 1}],
+    "model.statistics": [{"name": "m", "version": 1}, {}],
     "cancel": [{"msgid": 0}],
 }  # fmt: skip
 
@@ -66,6 +79,7 @@ REQUIRED = {
     "dispatch": ["module", "args"], "dispatch_many": ["module", "count", "args"], "cancel": ["msgid"],
     "graph.create": ["nodes"], "graph.launch": ["graph"],
     "graph.free": ["graph"],
+    "model.load": ["name"], "model.unload": ["name"], "model.infer": ["name", "inputs"], "model.config": ["name"],
 }  # fmt: skip
 
 

@@ -159,6 +159,7 @@ class Device:
         """Fail what waits, forget what lived on the device; the service opens it anew."""
         self.generation += 1
         self.failure = error
+        self.service.models.losing(self)
         kernels, self.kernels = self.kernels, {}
         self._building.clear()
         for kernel in kernels.values():
@@ -255,6 +256,7 @@ class Device:
             for row in self.scheduler.pipeline_failed(event.id):
                 self._fail_row(row, event.error)
         self.service.graphs.built(kernel, event.error)
+        self.service.models.built(kernel, event.error)
 
     def _trim_pipelines(self) -> None:
         """Release the longest unused pipelines past `max_pipelines`; those that a connection counts go last, and those
@@ -344,6 +346,17 @@ class Device:
         self._freeing.extend((self._serial, session, size) for _, session, size in buffers)
         self._return_memory()
 
+    def let_go(self, buffer: Buffer) -> None:
+        """One holder of a buffer less; its memory goes with the last if the buffer was freed meanwhile."""
+        buffer.holders -= 1
+        if buffer.holders or buffer.released is None:
+            return
+        if buffer.generation == self.generation:
+            self._free([(buffer.id, buffer.released, buffer.size)])
+        elif (session := self.service.sessions.get(buffer.released)) is not None:  # it went with the device
+            session.buffers -= 1
+            session.memory_bytes -= buffer.size
+
     def never_created(self, session: Session, buffer: Buffer) -> None:
         """The creation of a buffer failed; of what it held nothing is left to wait for."""
         self.post_release(Release(buffers=(buffer.id,)))
@@ -403,11 +416,12 @@ class Device:
         """The connection is gone: forget its queued rows and free its buffers; running rows finish unseen."""
         freed = [row for row in self.scheduler.remove_session(session.id) if row[ROW_OP] == FREE]
         self._frees_queued -= len(freed)
-        owned = [
-            (buffer.id, session.id, buffer.size)
-            for buffer in session.buffers_on(self)
-            if buffer.generation == self.generation
-        ]
+        owned = []
+        for buffer in session.buffers_on(self):
+            if buffer.holders:
+                buffer.released = session.id
+            elif buffer.generation == self.generation:
+                owned.append((buffer.id, session.id, buffer.size))
         self._free(owned + [(row[ROW_TARGET], session.id, row[ROW_PAYLOAD]) for row in freed])
 
     # Answers

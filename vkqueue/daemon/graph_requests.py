@@ -43,6 +43,16 @@ _MAX_LANES = 4
 _MIN_ALIGN = 64
 
 
+def align_of(device: Device) -> int:
+    """What the places of graphs on the device begin at multiples of."""
+    assert device.info is not None
+    names = (
+        "minStorageBufferOffsetAlignment", "minUniformBufferOffsetAlignment",
+        "robustStorageBufferAccessSizeAlignment", "robustUniformBufferAccessSizeAlignment",
+    )  # fmt: skip
+    return max(_MIN_ALIGN, *(device.info.limits.get(name) or 1 for name in names))
+
+
 class GraphRequests:
     """The handlers of `graph.…`."""
 
@@ -103,7 +113,7 @@ class GraphRequests:
             kernel.pinned += 1
         for kernel in kernels:
             device.build(kernel)
-        template = Template(plan, {k: k.pipeline for k in kernels}, self._align(device), every=self._every)
+        template = Template(plan, {k: k.pipeline for k in kernels}, align_of(device), every=self._every)
         graph = Graph(session.handles[msgid], msgid, device, template, kernels)
         try:
             graph.lanes.append(Lane(self._reserve(session, device, template.arena_bytes, "temporaries")))
@@ -133,15 +143,6 @@ class GraphRequests:
                 f"{most}; free graphs",
                 {"quota": "max_pipelines", "limit": most},
             )
-
-    @staticmethod
-    def _align(device: Device) -> int:
-        assert device.info is not None
-        names = (
-            "minStorageBufferOffsetAlignment", "minUniformBufferOffsetAlignment",
-            "robustStorageBufferAccessSizeAlignment", "robustUniformBufferAccessSizeAlignment",
-        )  # fmt: skip
-        return max(_MIN_ALIGN, *(device.info.limits.get(name) or 1 for name in names))
 
     def _reserve(self, session: Session, device: Device, size: int, what: str) -> Buffer | None:
         """Memory for a lane, counted as a buffer of the connection's; the backend makes it with the first launch.
@@ -333,4 +334,4 @@ class GraphRequests:
             self._service.free_memory(session, buffer, now)
 
 
-__all__ = ["GraphRequests"]
+__all__ = ["GraphRequests", "align_of"]

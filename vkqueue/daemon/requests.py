@@ -42,7 +42,7 @@ Handler = Callable[[Session, int, dict[str, Any], int], None]
 # A reply's frame beside its one bin: array, msgid, map, key, bin header; rounded up.
 _READ_FRAME = 64
 
-CONTROL = frozenset({"hello", "ping", "devices", "cancel", "stats"})
+CONTROL = frozenset({"hello", "ping", "devices", "cancel", "stats", "model.list", "model.config", "model.statistics"})
 """Answered at once, also on a connection whose data requests wait for an analysis."""
 
 CREATING = frozenset({"module.load", "buffer.create", "buffer.share", "graph.create"})
@@ -80,6 +80,7 @@ class Requests:
             "dispatch_many": service.many.dispatch,
             "graph.create": service.graphs.create,
             "graph.free": service.graphs.free,
+            **service.models.handlers,
         }
 
     # Control
@@ -149,13 +150,13 @@ class Requests:
                 self._service.analysed(session)
 
         if form == "source":
-            how = {"target_env": self._target_env()}
+            how = {"target_env": self.target_env()}
             how |= {name: p[name] for name in ("language", "entry", "defines", "includes", "target_env") if name in p}
             self._service.modules.load_source(data, how, done)
         else:
             self._service.modules.load(form, bytes(data), meta, done)
 
-    def _target_env(self) -> str:
+    def target_env(self) -> str:
         """What sources are compiled for if the client does not say: what every device that works takes."""
         versions = [d.info.api_version.split(".")[:2] for d in self._service.devices_working() if d.info is not None]
         lowest = min((int(major), int(minor)) for major, minor in versions)
@@ -272,7 +273,7 @@ class Requests:
         data = p.get("data")
         size = len(data) if data is not None else p["size"]
         self.admit_buffer(session, device, size)
-        self._create(session, device, msgid, handle, size, data, now)
+        self.create(session, device, msgid, handle, size, data, now)
 
     def buffer_share(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         handle = session.handles.pop(msgid)
@@ -285,7 +286,7 @@ class Requests:
         shared = session.shares.pop(msgid)
         if isinstance(shared, VkqueueError):
             raise shared
-        self._create(session, device, msgid, handle, p["size"], shared, now)
+        self.create(session, device, msgid, handle, p["size"], shared, now)
 
     def _device_for_buffer(self, session: Session, p: dict[str, Any]) -> Device:
         self._service.admit_job(session)
@@ -295,7 +296,7 @@ class Requests:
 
     def admit_buffer(self, session: Session, device: Device, size: int) -> None:
         """Raises TooLargeError, QuotaError or OutOfDeviceMemoryError when no buffer of `size` may be made."""
-        service, limits = self._service, self._limits
+        limits = self._limits
         assert device.info is not None
         for limit in ("maxBufferSize", "maxMemoryAllocationSize"):
             most = device.info.limits.get(limit)
@@ -308,18 +309,8 @@ class Requests:
                 f"size: {size} bytes are over the device's memory of {device.info.memory_bytes}",
                 {"size": size, "memory_bytes": device.info.memory_bytes},
             )
-        if session.buffers >= limits.max_buffers:
-            raise QuotaError(
-                f"max_buffers: this connection holds {session.buffers} buffers, its limit; free some",
-                {"quota": "max_buffers", "limit": limits.max_buffers},
-            )
-        most = service.max_memory_bytes(session)
-        if session.memory_bytes + size > most:
-            raise QuotaError(
-                f"max_memory_bytes: {size} bytes more than the {session.memory_bytes} that this connection holds pass "
-                f"its limit of {most}; free buffers and wait for their last use",
-                {"quota": "max_memory_bytes", "limit": most, "used": session.memory_bytes, "asked": size},
-            )
+        if not session.internal:
+            self._admit_to_share(session, size)
         most = limits.total_memory_bytes
         if most and device.memory_bytes + size > most:
             raise OutOfDeviceMemoryError(
@@ -328,9 +319,25 @@ class Requests:
                 {"asked": size, "used": device.memory_bytes, "left": max(most - device.memory_bytes, 0)},
             )
 
-    def _create(
+    def _admit_to_share(self, session: Session, size: int) -> None:
+        limits = self._limits
+        if session.buffers >= limits.max_buffers:
+            raise QuotaError(
+                f"max_buffers: this connection holds {session.buffers} buffers, its limit; free some",
+                {"quota": "max_buffers", "limit": limits.max_buffers},
+            )
+        most = self._service.max_memory_bytes(session)
+        if session.memory_bytes + size > most:
+            raise QuotaError(
+                f"max_memory_bytes: {size} bytes more than the {session.memory_bytes} that this connection holds pass "
+                f"its limit of {most}; free buffers and wait for their last use",
+                {"quota": "max_memory_bytes", "limit": most, "used": session.memory_bytes, "asked": size},
+            )
+
+    def create(
         self, session: Session, device: Device, msgid: int, handle: int, size: int, data: Any, now: int
-    ) -> None:
+    ) -> Buffer:
+        """Queue the creation of a buffer that has been admitted."""
         service = self._service
         buffer = Buffer(service.new_id(), handle, size, device)
         session.objects[handle] = buffer
@@ -342,11 +349,16 @@ class Requests:
         service.queue(
             session, device, (session.id, msgid, CREATE, token, buffer.id, b"", handle, (size, data), now, None)
         )
+        return buffer
 
     def buffer_write(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         self._service.admit_job(session)
         buffer, data, offset = session.buffer(p["buffer"]), p["data"], p.get("offset", 0)
         self._check_range(buffer, offset, len(data))
+        self.write(session, msgid, buffer, data, offset, now)
+
+    def write(self, session: Session, msgid: int, buffer: Buffer, data: Any, offset: int, now: int) -> None:
+        """Queue a write that has been admitted, inside the buffer."""
         ranges = ((buffer.id, offset, offset + len(data)),) if len(data) else ()
         token = Token(self._service.new_id(), None, (), (), ranges, cached=False)
         self._service.queue(

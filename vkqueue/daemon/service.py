@@ -21,6 +21,7 @@ from vkqueue.daemon.dispatch import Deferred, Dispatcher, dependency_error
 from vkqueue.daemon.graph import Graph
 from vkqueue.daemon.graph_requests import GraphRequests
 from vkqueue.daemon.many import ManyRequests
+from vkqueue.daemon.models import Models
 from vkqueue.daemon.modules import Helper, ModuleTable
 from vkqueue.daemon.requests import CONTROL, CREATING, Requests
 from vkqueue.daemon.session import Buffer, Deferral, Module, Peer, Session, row_bytes
@@ -83,6 +84,7 @@ class Service:
         self.dispatcher = Dispatcher(self)
         self.graphs = GraphRequests(self)
         self.many = ManyRequests(self)
+        self.models = Models(self)
         self.requests = Requests(self)
         self.draining = False
         self.fatal: VkqueueError | None = None
@@ -112,7 +114,7 @@ class Service:
         for device in self.devices:
             device.open()
         if not self.devices:
-            on_started()
+            self.models.start(on_started)
 
     @property
     def healthy(self) -> bool:
@@ -137,6 +139,7 @@ class Service:
                 entry = session.deferred.popleft()
                 self._forget_deferred(session, entry)
                 self.fail(session, entry.msgid, error)
+        self.models.fail_queued(error)
         for device in self.devices:
             device.fail_queued()
         self.settle()
@@ -156,6 +159,7 @@ class Service:
             log.info("device %d works: %s (%s)", device.index, event.info.name, event.info.driver)
             device.opened(event.info)
             self._answered_open(device)
+            self.models.opened(device)
         elif isinstance(event, Failed):
             log.error("device %d does not open: %s", device.index, event.error)
             device.failure = event.error
@@ -165,6 +169,7 @@ class Service:
         elif isinstance(event, DeviceLost):
             log.error("device %d was lost: %s", device.index, event.error)
             device.lost(DeviceLostError(f"the device was lost; the outcome of this job is unknown ({event.error})"))
+            self.models.lost(device)
             self._rebuild(device, event.error)
         if self._on_health is not None and self.healthy != before:
             self._on_health(self.healthy)
@@ -173,7 +178,7 @@ class Service:
         if self._opening:
             self._opening.discard(device.index)
             if not self._opening and self._on_started is not None:
-                self._on_started()
+                self.models.start(self._on_started)
 
     def _rebuild(self, device: Device, error: VkqueueError) -> None:
         device.rebuilds += 1
@@ -191,10 +196,20 @@ class Service:
         """A connection came. `wake` is called when there is output, once or more per burst."""
         self._session_ids += 1
         session = Session(self._session_ids, ServerConnection(self._wire_limits), peer, wake)
+        self._join(session)
+        return session
+
+    def open_internal(self, make: Callable[[int], Session]) -> Session:
+        """A session of the daemon's own, made with its id."""
+        self._session_ids += 1
+        session = make(self._session_ids)
+        self._join(session)
+        return session
+
+    def _join(self, session: Session) -> None:
         self.sessions[session.id] = session
         for device in self.devices:
             device.scheduler.add_session(session.id)
-        return session
 
     def close_session(self, session: Session) -> None:
         """The connection is gone: queued jobs are dropped, running ones finish unseen, all it owned is freed."""
@@ -202,6 +217,7 @@ class Service:
             return
         session.closed = True
         del self.sessions[session.id]
+        self.models.drop_session(session)
         while session.deferred:
             self._forget_deferred(session, session.deferred.popleft())
         self._queued_bytes -= session.queued_bytes
@@ -313,6 +329,8 @@ class Service:
         try:
             if self._paused:
                 self._resume_paused()
+            if self.models.due:
+                self.models.pump()
             for device in self.devices:
                 if device.scheduler.ready:
                     device.pump()
@@ -396,6 +414,8 @@ class Service:
     def hold_bytes(self, session: Session, count: int) -> None:
         """Bytes more (or less, below zero) that the daemon holds for requests on their way. Past the bound further
         data requests wait, also those that have been read already; `settle` goes on with them."""
+        if session.internal:  # what its rows carry is counted where it came from
+            return
         session.queued_bytes += count
         self._queued_bytes += count
         limits = self.config.limits
@@ -515,6 +535,9 @@ class Service:
 
     def free_memory(self, session: Session, buffer: Buffer, now: int) -> None:
         """Give a buffer's memory back, behind the last row that uses it."""
+        if buffer.holders:
+            buffer.released = session.id
+            return
         if buffer.generation != buffer.device.generation:  # it went with the device
             session.buffers -= 1
             session.memory_bytes -= buffer.size
@@ -531,6 +554,8 @@ class Service:
                 self.fail(session, msgid, error)
                 self._drop_deferred(session, entry)
                 return True
+        if self.models.cancel(session, msgid, error):
+            return True
         return any(device.cancel(session, msgid, error) for device in self.devices)
 
     @staticmethod
@@ -617,4 +642,5 @@ class Service:
             )  # fmt: skip
         }
         uptime = round(time.monotonic() - self._started_at, 3)
-        return {"clients": len(self.sessions), "uptime_s": uptime, **totals, "devices": devices}
+        clients = sum(not session.internal for session in self.sessions.values())
+        return {"clients": clients, "uptime_s": uptime, **totals, "devices": devices}

@@ -31,6 +31,7 @@ from vkqueue.wire.session import ServerConnection
 
 if TYPE_CHECKING:
     from vkqueue.daemon.device import Device
+    from vkqueue.daemon.model_serving import Serving
     from vkqueue.daemon.modules import Code, DeviceKernel
 
 
@@ -100,9 +101,13 @@ class CachedLaunch:
 
 
 class Buffer:
-    """A client's buffer. `id` is the daemon's own, never reused; `launches` are the cached ones that name it."""
+    """A client's buffer. `id` is the daemon's own, never reused; `launches` are the cached ones that name it.
 
-    __slots__ = ("device", "generation", "handle", "id", "launches", "size")
+    While `holders` is not 0 requests of others than its session's rows use it: its memory goes when the last lets go,
+    if it was freed meanwhile (`released`, by which session).
+    """
+
+    __slots__ = ("device", "generation", "handle", "holders", "id", "launches", "released", "size")
 
     def __init__(self, id: int, handle: int, size: int, device: Device) -> None:
         self.id = id
@@ -111,6 +116,8 @@ class Buffer:
         self.device = device
         self.generation = device.generation
         self.launches: dict[CachedLaunch, None] = {}
+        self.holders = 0
+        self.released: int | None = None
 
 
 class Module:
@@ -140,7 +147,13 @@ class SessionKernel:
 
 
 class Session:
-    """One connection's state. Lives on the loop thread only."""
+    """One connection's state. Lives on the loop thread only.
+
+    Attributes:
+        internal: no client's, but the daemon's own: limits of clients do not count for it.
+    """
+
+    internal = False
 
     def __init__(self, id: int, conn: ServerConnection, peer: Peer, wake: Callable[[], None]) -> None:
         self.id = id
@@ -178,6 +191,7 @@ class Session:
         self.deferred: deque[Deferral] = deque()
         self.blocked = False
         self.tracks_requests = False
+        self.infers: dict[int, Serving] = {}  # requests that wait at a model, by msgid
         # What the analysis said that a deferred request waits for, by (module, specialization), if it failed.
         self.analysis_errors: dict[Any, VkqueueError] = {}
         self.closed = False

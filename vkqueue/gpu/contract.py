@@ -184,7 +184,8 @@ def check_graph(instance: GraphInstance, token: Token) -> None:
         if hazard:
             raise ContractError(f"node {number} ({node.label}): no barrier: {hazard}")
         touched.add(own)
-        _check_announced(f"node {number}", token, reads, writes)
+        announced = tuple(range for range in reads if range[0] not in instance.fixed)
+        _check_announced(f"node {number}", token, announced, writes)
 
 
 def check_many(many: Many, token: Token) -> None:

@@ -211,6 +211,10 @@ class Template:
         everywhere = dict.fromkeys((p.id - 1 for p in ends), (0, 0))
         self._inline, self.inline_bytes = place({p.id - 1: p.size for p in ends}, everywhere, align)
 
+    def inline_at(self, number: int) -> int:
+        """Where an input or output (its place index) lies in the memory for what is inline."""
+        return self._inline[number]
+
     def _whole(self, step: Step, pipelines: Mapping[Any, int]) -> GraphNode:
         """A step's node with its pipeline, and with places for what comes with launches; equal numbers share one."""
         if step.kernel is None and step.late is None:

@@ -68,6 +68,7 @@ DEVICE = _integer(0, HANDLE_MAX)
 SIZE = _integer(0, I64_MAX)
 MSGID = _integer(0, U32_MAX)
 U32 = _integer(0, U32_MAX)
+VERSION = _integer(1, HANDLE_MAX)
 NUMBER = Kind("a number or a boolean", (int, float, bool))
 TEXTS = Kind("a map of name to text", (dict,), element=STRING)
 SIZES = Kind("a map of name to size", (dict,), element=SIZE)
@@ -209,6 +210,34 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             required=("graph",),
         ),
         "graph.free": Method({"graph": HANDLE}, required=("graph",)),
+        "model.load": Method(
+            {
+                "name": STRING,
+                "version": VERSION,
+                "config": Kind("a map", (dict,)),
+                "kernels": Kind("a list of kernels (maps)", (list,), element=Kind("a map", (dict,))),
+                "weights": Kind("a map of name to bin, buffer or [buffer, offset, size]", (dict,)),
+                "device": DEVICE,
+            },
+            required=("name",),
+            only_with={"kernels": ("config", None), "weights": ("config", None)},
+        ),
+        "model.unload": Method({"name": STRING, "version": VERSION}, required=("name",)),
+        "model.infer": Method(
+            {
+                "name": STRING,
+                "version": VERSION,
+                "inputs": Kind("a map of name to tensor", (dict,), element=Kind("a map", (dict,))),
+                "outputs": Kind("a list of names, or a map of name to where it goes", (list, dict)),
+                "priority": U32,
+                "timeout_us": SIZE,
+                "timing": BOOLEAN,
+            },
+            required=("name", "inputs"),
+        ),
+        "model.list": Method({}),
+        "model.config": Method({"name": STRING, "version": VERSION}, required=("name",)),
+        "model.statistics": Method({"name": STRING, "version": VERSION}),
         "cancel": Method({"msgid": MSGID}, required=("msgid",)),
         "stats": Method({}),
     }

@@ -1,0 +1,205 @@
+"""One request for inference: what `model.infer` brings, checked against the model, and its answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vkqueue.daemon.graph_bindings import on_device
+from vkqueue.daemon.session import Buffer, Session
+from vkqueue.errors import InvalidError, brief
+from vkqueue.kernels.plan import check_reply
+from vkqueue.models.definition import Definition
+from vkqueue.models.shapes import RequestShape, Shapes
+from vkqueue.models.tensors import Tensor
+
+if TYPE_CHECKING:
+    from vkqueue.daemon.device import Device
+
+_INPUT_KEYS = ("shape", "data", "buffer", "offset")
+_OUTPUT_KEYS = ("buffer", "offset")
+# Shapes whose sizes are remembered. Arbitrary.
+_MAX_KNOWN = 4096
+
+
+class Held:
+    """A range of a client's buffer that is not given back before the request is answered."""
+
+    __slots__ = ("buffer", "offset")
+
+    def __init__(self, buffer: Buffer, offset: int) -> None:
+        self.buffer = buffer
+        self.offset = offset
+        buffer.holders += 1
+
+
+class Infer:
+    """An accepted request.
+
+    Attributes:
+        data: of each input that requests bring, in the model's order: bytes-like or Held.
+        wanted: output → None, or where it goes.
+        held_bytes: counted for the connection while it is not answered.
+        queued_ns: how long it waited, once it has left the queue.
+    """
+
+    __slots__ = ("data", "held_bytes", "msgid", "queued_ns", "received", "session", "shape", "timing", "wanted")
+
+    def __init__(
+        self, session: Session, msgid: int, received: int, shape: RequestShape, data: list[Any],
+        wanted: Mapping[str, Held | None], timing: bool, held_bytes: int,
+    ) -> None:  # fmt: skip
+        self.session = session
+        self.msgid = msgid
+        self.received = received
+        self.shape = shape
+        self.data = data
+        self.wanted = wanted
+        self.timing = timing
+        self.held_bytes = held_bytes
+        self.queued_ns = 0
+
+    @property
+    def held(self) -> list[Held]:
+        """All ranges of buffers."""
+        found = [item for item in self.data if type(item) is Held]
+        return found + [item for item in self.wanted.values() if item is not None]
+
+
+class _Sizes:
+    """Of a request's shape: bytes of each input that it brings, and of each output its shape and bytes."""
+
+    __slots__ = ("inputs", "outputs")
+
+    def __init__(self, inputs: list[int], outputs: dict[str, tuple[list[int], int]]) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+
+
+class InferReader:
+    """Checks requests for one model.
+
+    Args:
+        max_message_bytes: an answer has to fit.
+    """
+
+    def __init__(self, definition: Definition, device: Device, max_message_bytes: int) -> None:
+        self._definition = definition
+        self._device = device
+        self._max_message = max_message_bytes
+        self.shapes = Shapes(definition)
+        self._tensors = [definition.inputs[name] for name in self.shapes.names]
+        self._everything: dict[str, Held | None] = dict.fromkeys(definition.outputs)
+        self._sizes: dict[RequestShape, _Sizes] = {}
+
+    def read(self, session: Session, msgid: int, p: Mapping[str, Any], now: int) -> Infer:
+        """The request of these checked parameters. Buffers that it names are held from here on.
+
+        Raises:
+            VkqueueError: with the tensor's name, what was expected and what came.
+        """
+        given = p["inputs"]
+        shape = self.shapes.read({name: entry.get("shape") for name, entry in given.items()})
+        sizes = self.sizes(shape)
+        held: list[Held] = []
+        try:
+            data = []
+            total = 0
+            for tensor, size in zip(self._tensors, sizes.inputs, strict=True):
+                entry = given[tensor.name]
+                value = entry.get("data")
+                if len(entry) != 2 or type(value) not in (bytes, memoryview, bytearray):
+                    value = self._rare(session, tensor, entry, size)
+                    if type(value) is Held:
+                        held.append(value)
+                if type(value) is not Held:
+                    if len(value) != size:
+                        raise self._wrong_size(tensor, entry["shape"], size, len(value))
+                    total += size
+                data.append(value)
+            wanted = self._everything if p.get("outputs") is None else self._outputs(session, p["outputs"], sizes, held)
+            leaving = sum([sizes.outputs[name][1] for name, place in wanted.items() if place is None])
+            check_reply(leaving + sum(5 + 4 * len(name) + 64 for name in wanted), len(wanted), self._max_message)
+        except BaseException:
+            for item in held:
+                self._device.let_go(item.buffer)
+            raise
+        return Infer(session, msgid, now, shape, data, wanted, p.get("timing", False), total + leaving)
+
+    def zeros(self, samples: int, group: tuple[int, ...]) -> Infer:
+        """A request of this shape that nobody sent."""
+        shape = RequestShape(samples, group, group)
+        data = [bytes(size) for size in self.sizes(shape).inputs]
+        return Infer(None, 0, 0, shape, data, self._everything, False, 0)  # type: ignore[arg-type]
+
+    def sizes(self, shape: RequestShape) -> _Sizes:
+        """Bytes of its tensors."""
+        found = self._sizes.get(shape)
+        if found is None:
+            outputs = {}
+            for name, tensor in self._definition.outputs.items():
+                own = self.shapes.own(tensor, shape)
+                outputs[name] = (list(own), math.prod(own) * tensor.item_bytes)
+            inputs = [math.prod(self.shapes.own(tensor, shape)) * tensor.item_bytes for tensor in self._tensors]
+            if len(self._sizes) >= _MAX_KNOWN:
+                self._sizes.clear()
+            found = self._sizes[shape] = _Sizes(inputs, outputs)
+        return found
+
+    @staticmethod
+    def _wrong_size(tensor: Tensor, shape: Any, size: int, came: int) -> InvalidError:
+        return InvalidError(
+            f"inputs: {tensor.name}: shape {brief(shape)} of {tensor.data_type} has {size} bytes, data has {came}",
+            {"input": tensor.name, "expected": size, "size": came},
+        )
+
+    def _rare(self, session: Session, tensor: Tensor, entry: Mapping[str, Any], size: int) -> Any:
+        """An input that is no plain {shape, data}."""
+        label = f"inputs: {tensor.name}"
+        for key in entry:
+            if key not in _INPUT_KEYS:
+                raise InvalidError(f"{label}: no key {brief(key)}; there are {', '.join(_INPUT_KEYS)}")
+        value, handle = entry.get("data"), entry.get("buffer")
+        if (value is None) == (handle is None):
+            raise InvalidError(f"{label}: give one of data (a bin) and buffer (a handle)")
+        if handle is not None:
+            return self._held(session, label, handle, entry.get("offset"), size)
+        if entry.get("offset") is not None:
+            raise InvalidError(f"{label}: offset goes with buffer only")
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise InvalidError(f"{label}: data: expected a bin, got {brief(value)}")
+        return value
+
+    def _held(self, session: Session, label: str, handle: Any, offset: Any, size: int) -> Held:
+        buffer = on_device(session.buffer(handle, label), self._device, label)
+        start = 0 if offset is None else offset
+        if type(start) is not int or start < 0 or start + size > buffer.size:
+            raise InvalidError(
+                f"{label}: {size} bytes from {brief(start)} on are needed of buffer {handle}, which has {buffer.size}",
+                {"offset": start, "size": size, "buffer_size": buffer.size},
+            )
+        return Held(buffer, start)
+
+    def _outputs(self, session: Session, given: Any, sizes: _Sizes, held: list[Held]) -> dict[str, Held | None]:
+        """The outputs that are asked for; what of them is held is added to `held`."""
+        there = self._definition.outputs
+        wanted: dict[str, Held | None] = {}
+        for name in given:
+            if type(name) is not str or name not in there:
+                raise InvalidError(f"outputs: no output {brief(name)}; the model has {', '.join(there)}")
+            entry = given[name] if type(given) is dict else None
+            wanted[name] = None
+            if entry:
+                label = f"outputs: {name}"
+                if type(entry) is not dict or not {"buffer"} <= entry.keys() <= {*_OUTPUT_KEYS}:
+                    raise InvalidError(f"{label}: expected nil or {{buffer, offset?}}, got {brief(entry)}")
+                size = sizes.outputs[name][1]
+                place = wanted[name] = self._held(session, label, entry["buffer"], entry.get("offset"), size)
+                held.append(place)
+        if not wanted:
+            raise InvalidError(f"outputs: none is asked for; the model has {', '.join(there)}")
+        return wanted
+
+
+__all__ = ["Held", "Infer", "InferReader"]

@@ -1,0 +1,354 @@
+"""A loaded version of a model at work: requests in, batches out, answers back. Driven by the loop, with one timer.
+
+    infer → DynamicBatcher (models/batcher.py says when) → Batches (rows) → … → answers
+
+Each accepted request is answered once, and counted once: as success, failure, cancelled or expired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vkqueue.daemon.model_batch import Batches, Running
+from vkqueue.daemon.model_graphs import Lane, ModelGraphs, Shape
+from vkqueue.daemon.model_infer import Infer, InferReader
+from vkqueue.daemon.model_statistics import ModelStatistics
+from vkqueue.daemon.session import Session
+from vkqueue.errors import InternalError, JobExpiredError, VkqueueError
+from vkqueue.models.batcher import Batch, DynamicBatcher, Wait
+from vkqueue.models.policy import BatchingPolicy
+from vkqueue.models.predict import Predictor
+from vkqueue.models.queue import Request
+
+if TYPE_CHECKING:
+    from vkqueue.daemon.service import Service
+
+log = logging.getLogger("vkqueue.daemon")
+
+# What says nothing about a single request, so that running each by itself would not help.
+_OF_ALL = frozenset({"device_lost", "timeout", "shutting_down", "cancelled", "expired"})
+
+
+class _Left:
+    """A batch of the batcher's while any of its requests runs.
+
+    Attributes:
+        runs: one, and if that failed one for each request.
+        waiting: of these those that are not over.
+    """
+
+    __slots__ = ("batch", "lane", "runs", "waiting")
+
+    def __init__(self, batch: Batch, lane: Lane) -> None:
+        self.batch = batch
+        self.lane = lane
+        self.runs: list[Running] = []
+        self.waiting = 1
+
+
+class Serving:
+    """One version of a model, ready.
+
+    Attributes:
+        running: batches on their way.
+    """
+
+    def __init__(self, service: Service, version: int, graphs: ModelGraphs, statistics: ModelStatistics) -> None:
+        self._service = service
+        self.version = version
+        self.graphs = graphs
+        self.definition = definition = graphs.definition
+        self.statistics = statistics
+        self._reader = InferReader(definition, graphs.device, service.config.limits.max_message_bytes)
+        self._batches = Batches(service, graphs, self._reader)
+        self.predictor = Predictor()
+        policy, most = definition.batching or BatchingPolicy(), definition.max_batch_size
+        if definition.batching is None:
+            most = 1
+        self.batcher = DynamicBatcher(policy, most, definition.instances, self.predictor, definition.max_batch_gpu_ms)
+        self._policy = policy
+        self.running: dict[int, _Left] = {}
+        self._finished: dict[int, _Left] = {}  # those that wait for earlier ones (preserve_ordering)
+        self._lanes = list(graphs.lanes)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_ns = 0
+        self._ended: VkqueueError | None = None
+        self._on_idle: Callable[[], None] | None = None
+
+    # Requests
+
+    def infer(self, session: Session, msgid: int, p: Mapping[str, Any], now: int) -> None:
+        """Take a request in; `Service.settle` then looks which batches leave.
+
+        Raises:
+            VkqueueError: it is refused.
+        """
+        try:
+            self._accept(session, msgid, p, now)
+        except VkqueueError:
+            self.statistics.rejected += 1
+            raise
+
+    def _accept(self, session: Session, msgid: int, p: Mapping[str, Any], now: int) -> None:
+        self._service.admit_job(session)
+        infer = self._reader.read(session, msgid, p, now)
+        priority = p.get("priority", 0)
+        shape = infer.shape
+        request = Request(
+            (session.id, msgid), shape.samples, shape.group, priority, now,
+            self._policy.deadline_ns(priority, now, p.get("timeout_us", 0)), infer,
+        )  # fmt: skip
+        try:
+            self._batches.check_copies(infer)
+            self.batcher.enqueue(request, now)
+        except VkqueueError:
+            self._let_go(infer)
+            raise
+        self.statistics.accepted += 1
+        session.open_jobs += 1
+        session.infers[msgid] = self
+        self._service.hold_bytes(session, infer.held_bytes)
+        self._service.models.due[self] = None
+
+    def cancel(self, session: Session, msgid: int, error: VkqueueError | None) -> bool:
+        """Take a waiting request out, and answer it by the error if there is one; whether it waited."""
+        request = self.batcher.cancel((session.id, msgid))
+        if request is None:
+            return False
+        self._end(request.payload, "cancelled", error)
+        self._service.models.due[self] = None
+        return True
+
+    def pump(self) -> None:
+        """Let those batches leave that may, and set the timer for what comes next."""
+        now = time.monotonic_ns()
+        for request in self.batcher.expire(now):
+            error = JobExpiredError(
+                f"the request waited {(now - request.received_ns) // 1000} µs for the model {self.definition.name!r}, "
+                "longer than its time-out",
+            )
+            self._end(request.payload, "expired", error)
+        until: int | None = None
+        while self._ended is None:
+            decision = self.batcher.decide(now)
+            if type(decision) is Batch:
+                self._leave(decision, now)
+                continue
+            if type(decision) is Wait:
+                until = decision.until_ns
+            break
+        expiry = self.batcher.next_expiry_ns()
+        self._arm(min((due for due in (until, expiry) if due is not None), default=None), now)
+        self._look_whether_idle()
+
+    def _arm(self, due: int | None, now: int) -> None:
+        if self._timer is not None:
+            if due is not None and self._timer_due_ns <= due:
+                return  # it fires early enough, and then looks again
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._timer_due_ns = due
+            self._timer = asyncio.get_running_loop().call_later(max(due - now, 0) / 1e9, self._fired)
+
+    def _fired(self) -> None:
+        self._timer = None
+        self._service.models.due[self] = None
+        self._service.settle()
+        self.graphs.session.flush()
+
+    # Batches
+
+    def _leave(self, batch: Batch, now: int) -> None:
+        left = self.running[batch.serial] = _Left(batch, self._lanes.pop(0) if self._lanes else self.graphs.lanes[0])
+        requests: list[Infer] = []
+        for request in batch.requests:
+            infer = request.payload
+            infer.queued_ns = now - infer.received
+            infer.session.infers.pop(infer.msgid, None)
+            requests.append(infer)
+        self._run(left, requests, batch.samples, now, retry=len(requests) > 1)
+
+    def _run(self, left: _Left, requests: list[Infer], samples: int, now: int, retry: bool) -> None:
+        """Run requests of a batch that has left, as soon as their shape is there."""
+        group = requests[0].shape.group
+        try:
+            shape = self.graphs.ready(samples, group)
+            if shape is None:
+                task = asyncio.ensure_future(self._prepared(left, requests, samples, now, retry))
+                self._service.models.keep(task)
+                return
+            self._submit(left, requests, samples, shape, now, retry)
+        except VkqueueError as error:
+            self._failed(left, requests, samples, error, now)
+
+    async def _prepared(self, left: _Left, requests: list[Infer], samples: int, now: int, retry: bool) -> None:
+        try:
+            shape = await self.graphs.prepare(samples, requests[0].shape.group)
+            if self._ended is not None:
+                raise self._ended
+            self._submit(left, requests, samples, shape, now, retry)
+        except VkqueueError as error:
+            self._failed(left, requests, samples, error, now)
+        except Exception:
+            log.exception("model %s: a batch", self.definition.name)
+            fault = InternalError("a fault of the daemon's own in a batch; its log has the details")
+            self._failed(left, requests, samples, fault, now)
+        self._service.settle()
+        self.graphs.session.flush()
+
+    def _submit(
+        self, left: _Left, requests: list[Infer], samples: int, shape: Shape, now: int, retry: bool
+    ) -> None:  # fmt: skip
+        running = Running(requests, samples, shape, left.lane, now, lambda r: self._over(left, r), retry)
+        self._batches.submit(running)
+
+    def _failed(self, left: _Left, requests: list[Infer], samples: int, error: VkqueueError, now: int) -> None:
+        """Nothing of these requests was submitted."""
+        running = Running(requests, samples, None, left.lane, now, lambda r: None, False)
+        running.error = error
+        self._over(left, running)
+
+    def _over(self, left: _Left, running: Running) -> None:
+        """All rows of a run are answered."""
+        error = running.error
+        if error is not None and running.retry and error.code not in _OF_ALL and self._ended is None:
+            left.waiting += len(running.requests) - 1
+            now = time.monotonic_ns()
+            log.info("model %s: a batch of %d failed, each runs by itself: %s", self.definition.name,
+                     len(running.requests), error.message)  # fmt: skip
+            for request in running.requests:
+                self._run(left, [request], request.shape.samples, now, retry=False)
+            return
+        left.runs.append(running)
+        left.waiting -= 1
+        if left.waiting:
+            return
+        serial = left.batch.serial
+        del self.running[serial]
+        self._finished[serial] = left
+        self._lanes.append(left.lane)
+        for done in self.batcher.done(serial, time.monotonic_ns()):
+            for run in self._finished.pop(done).runs:
+                self._answer(run)
+        self._service.models.due[self] = None
+
+    # Answers
+
+    def _answer(self, running: Running) -> None:
+        now = time.monotonic_ns()
+        error = running.error
+        if error is not None and error.code == "not_found" and self.graphs.lane_error is not None:
+            error = self.graphs.lane_error  # the buffer that was not found is the lane's
+        if error is not None:
+            for request in running.requests:
+                self._end(request, "fail", error)
+            return
+        times = running.times
+        device_us, queued_ns = times["device_us"], times["queued_us"] * 1000
+        device_ns = device_us * 1000 if device_us is not None else times["total_us"] * 1000 - queued_ns
+        parts = (queued_ns, device_ns, max(now - running.closed_ns - queued_ns - device_ns, 0))
+        self.statistics.executed(running.samples, parts)
+        if device_us is not None:
+            self.predictor.learn(running.requests[0].shape.group, running.samples, device_us)
+        outputs = self._batches.outputs_of(running)
+        for index, request in enumerate(running.requests):
+            failed = running.errors.get(index)
+            if failed is not None:
+                self._end(request, "fail", failed)
+                continue
+            result: dict[str, Any] = {"outputs": outputs[index], "version": self.version}
+            if request.timing:
+                result["timing"] = {
+                    "queued_us": request.queued_ns // 1000,
+                    "batch": running.samples,
+                    "device_us": device_us,
+                    "total_us": (now - request.received) // 1000,
+                }
+            self.statistics.succeeded(request.shape.samples, now - request.received, request.queued_ns, parts)
+            self._end(request, "", None, result)
+
+    def _end(self, infer: Infer, how: str, error: VkqueueError | None, result: Any = None) -> None:
+        """A request is over: count it if it did not succeed, let go of what it held, answer it."""
+        if how:
+            self.statistics.requests[how].add(time.monotonic_ns() - infer.received)
+        self._let_go(infer)
+        session = infer.session
+        session.infers.pop(infer.msgid, None)
+        if session.closed:
+            return
+        session.open_jobs -= 1
+        self._service.hold_bytes(session, -infer.held_bytes)
+        if error is not None:
+            self._service.fail(session, infer.msgid, error)
+        elif how != "cancelled":
+            self._service.answer(session, infer.msgid, result)
+        self.graphs.session.answered[session.id] = session
+
+    @staticmethod
+    def _let_go(infer: Infer) -> None:
+        for held in infer.held:
+            held.buffer.device.let_go(held.buffer)
+
+    # The end
+
+    def fail_waiting(self, error: VkqueueError) -> None:
+        """Answer what has not left by an error."""
+        for request in self.batcher.drain():
+            self._end(request.payload, "fail", error)
+
+    def end(self, error: VkqueueError) -> None:
+        """The device is lost: nothing is submitted any more; what waits fails."""
+        self._ended = error
+        self.fail_waiting(error)
+        self._arm(None, 0)
+
+    def retire(self, on_idle: Callable[[], None]) -> None:
+        """Take no more requests (the caller sees to that); `on_idle` is called once all are answered."""
+        self._on_idle = on_idle
+        self._service.models.due[self] = None
+
+    def _look_whether_idle(self) -> None:
+        if self._on_idle is not None and not self.running and not len(self.batcher):
+            on_idle, self._on_idle = self._on_idle, None
+            self._arm(None, 0)
+            on_idle()
+
+    def statistics_map(self) -> dict[str, Any]:
+        """What is counted, and what is known of times."""
+        found = self.batcher.statistics()
+        return {
+            **self.statistics.to_map(),
+            "queued": found["queued"],
+            "closed": found["closed"],
+            "batch_sizes": {str(size): count for size, count in found["batch_sizes"].items()},
+            "predicted_error": self.predictor.error(),
+        }
+
+    # Warm-up
+
+    async def warm_up(self, batch: int, group: tuple[int, ...]) -> None:
+        """Run a shape once, with zeros.
+
+        Raises:
+            VkqueueError: it does not run.
+        """
+        shape = await self.graphs.prepare(batch, group)
+        over: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
+        infer = self._reader.zeros(batch, group)
+        running = Running(
+            [infer], batch, shape, self.graphs.lanes[0], time.monotonic_ns(),
+            lambda r: None if over.done() else over.set_result(r), False,
+        )  # fmt: skip
+        self._batches.submit(running)
+        self._service.settle()
+        done = await over
+        if done.error is not None:
+            raise self.graphs.lane_error or done.error
+
+
+__all__ = ["Serving"]

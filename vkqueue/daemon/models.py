@@ -1,0 +1,422 @@
+"""The models that the daemon serves: which there are, which are ready, and what becomes of them with their devices.
+
+    LOADING → READY → UNLOADING → gone
+       ↑  ↘ UNAVAILABLE (with the reason)
+       └──── READY, when the device was lost
+
+A version that is loaded anew goes on being served by what was loaded before, until the new one is ready; then the old
+one answers what it has accepted, and goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from vkqueue.daemon.model_loading import load
+from vkqueue.daemon.model_requests import ModelRequests
+from vkqueue.daemon.model_serving import Serving
+from vkqueue.daemon.model_statistics import ModelStatistics
+from vkqueue.errors import (
+    DeviceLostError,
+    InternalError,
+    InvalidError,
+    NotFoundError,
+    QuotaError,
+    UnsupportedError,
+    VkqueueError,
+)
+from vkqueue.models.definition import Definition
+from vkqueue.models.repository import Repository
+from vkqueue.models.source import ModelSource
+
+if TYPE_CHECKING:
+    from vkqueue.daemon.device import Device
+    from vkqueue.daemon.modules import DeviceKernel
+    from vkqueue.daemon.service import Service
+    from vkqueue.daemon.session import Session
+
+log = logging.getLogger("vkqueue.daemon")
+
+LOADING, READY, UNAVAILABLE, UNLOADING = "LOADING", "READY", "UNAVAILABLE", "UNLOADING"
+
+# Models of the repository that are loaded at once at the start. Arbitrary: the helper processes are fewer.
+_LOAD_AT_ONCE = 4
+
+
+class Version:
+    """One version of a model.
+
+    Attributes:
+        source: what it is made from, kept so that it can be made again; None while it was never read.
+        device: where it is, or is to be.
+        lost: whether it is made again when its device works.
+    """
+
+    __slots__ = ("definition", "device", "lost", "name", "number", "reason", "serving", "source", "state", "statistics")
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.number = number
+        self.state = LOADING
+        self.reason = ""
+        self.source: ModelSource | None = None
+        self.definition: Definition | None = None
+        self.device: Device | None = None
+        self.serving: Serving | None = None
+        self.statistics = ModelStatistics()
+        self.lost = False
+
+    def to_wire(self) -> dict[str, Any]:
+        """As `model.list` has it."""
+        found = {"name": self.name, "version": self.number, "state": self.state, "reason": self.reason}
+        return found if self.device is None else {**found, "device": self.device.index}
+
+
+class Models:
+    """All models of the daemon.
+
+    Attributes:
+        versions: by name and number.
+        due: those in which something happened that may let a batch leave; `Service.settle` goes through them.
+        handlers: of the requests `model.…`.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.versions: dict[str, dict[int, Version]] = {}
+        self.due: dict[Serving, None] = {}
+        folder = service.config.models.repository
+        self.repository = Repository(folder) if folder else None
+        self._servings: dict[Serving, None] = {}  # with those that answer what they have accepted
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._pipelines: dict[DeviceKernel, list[tuple[Device, asyncio.Future[None]]]] = {}
+        self._requests = ModelRequests(service, self)
+        self.handlers = self._requests.handlers
+
+    # The life of the daemon
+
+    def start(self, on_started: Callable[[], None]) -> None:
+        """The devices have answered: load the repository, then call `on_started`."""
+        if self.repository is None:
+            on_started()
+            return
+        self.spawn(self._start(self.repository, on_started))
+
+    async def _start(self, repository: Repository, on_started: Callable[[], None]) -> None:
+        try:
+            gate = asyncio.Semaphore(_LOAD_AT_ONCE)
+
+            async def one(name: str, number: int) -> None:
+                async with gate:
+                    try:
+                        await self.load_stored(name, number, None)
+                    except VkqueueError as error:
+                        log.error("model %s, version %d is not available: %s", name, number, error.message)
+
+            found = await asyncio.to_thread(repository.scan)
+            for model in found:
+                if model.reason:
+                    log.error("model %s is not available: %s", model.name, model.reason)
+                    version = self.versions.setdefault(model.name, {})[1] = Version(model.name, 1)
+                    version.state, version.reason = UNAVAILABLE, model.reason
+            await asyncio.gather(*(one(model.name, number) for model in found for number in model.versions))
+        except VkqueueError as error:
+            log.error("[models] repository: %s", error.message)
+        except Exception:
+            log.exception("[models] repository")
+        finally:
+            on_started()
+
+    def keep(self, task: asyncio.Future[Any]) -> None:
+        """Hold a task while it runs."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the requests."""
+        self.keep(asyncio.ensure_future(work))
+
+    def pump(self) -> None:
+        """Let batches leave where something has happened."""
+        while self.due:
+            due, self.due = self.due, {}
+            for serving in due:
+                serving.pump()
+
+    def fail_queued(self, error: VkqueueError) -> None:
+        """The daemon stops: answer what was not submitted, and who waits for a model."""
+        for serving in list(self._servings):
+            serving.end(error)
+        self._requests.fail_waiting(error)
+
+    # Requests that wait
+
+    def cancel(self, session: Session, msgid: int, error: VkqueueError) -> bool:
+        """Whether a request waited for its batch; it is answered then."""
+        serving = session.infers.get(msgid)
+        return serving is not None and serving.cancel(session, msgid, error)
+
+    def drop_session(self, session: Session) -> None:
+        """The connection is gone: its requests that have not left are dropped."""
+        for msgid, serving in list(session.infers.items()):
+            serving.cancel(session, msgid, None)
+
+    # Which there are
+
+    def serving(self, name: str, number: int | None) -> Serving:
+        """A version that takes requests: that number, or the newest.
+
+        Raises:
+            NotFoundError: there is none; the message says why.
+            DeviceLostError: it is being made again.
+        """
+        versions = self.versions.get(name)
+        if versions:
+            if number is None:
+                ready = [version for version in versions.values() if version.serving is not None]
+                chosen = max(ready, key=lambda v: v.number) if ready else versions[max(versions)]
+            else:
+                chosen = self.version(name, number)
+            if chosen.serving is not None:
+                return chosen.serving
+            if chosen.lost:
+                raise DeviceLostError(f"model {name!r} is being loaded anew after its device was lost; try again later")
+            why = f": {chosen.reason}" if chosen.reason else ""
+            raise NotFoundError(f"model {name!r}, version {chosen.number} is {chosen.state}{why}")
+        raise self._no_model(name)
+
+    def version(self, name: str, number: int | None) -> Version:
+        """A version in whatever state; the newest if None.
+
+        Raises:
+            NotFoundError
+        """
+        versions = self.versions.get(name)
+        if not versions:
+            raise self._no_model(name)
+        if number is None:
+            ready = [version for version in versions.values() if version.serving is not None]
+            return max(ready or versions.values(), key=lambda v: v.number)
+        if number not in versions:
+            have = ", ".join(map(str, sorted(versions)))
+            raise NotFoundError(f"model {name!r} has no version {number}; it has {have}")
+        return versions[number]
+
+    def _no_model(self, name: str) -> NotFoundError:
+        there = ", ".join(sorted(self.versions)[:16]) or "none"
+        return NotFoundError(f"no model {name[:60]!r} is loaded; there are {there}")
+
+    def all(self) -> list[Version]:
+        """Every version, by name and number."""
+        return [versions[number] for _, versions in sorted(self.versions.items()) for number in sorted(versions)]
+
+    # Loading and unloading
+
+    async def load_stored(self, name: str, number: int, device: Device | None) -> Version:
+        """Load a version from the repository.
+
+        Raises:
+            VkqueueError: it is UNAVAILABLE, unless an earlier load of it goes on being served.
+        """
+        repository = self.repository
+        if repository is None:
+            raise NotFoundError("this daemon has no repository of models ([models] repository); send the config")
+        return await self._load(name, number, lambda: asyncio.to_thread(repository.read, name, number), device)
+
+    async def load_selected(self, name: str, number: int | None, device: Device | None) -> list[int]:
+        """Load a version from the repository, or all that the model's policy selects; others of it are unloaded then.
+
+        Returns:
+            The versions that were loaded.
+
+        Raises:
+            VkqueueError: the first that could not be loaded says why; the others go on.
+        """
+        if number is not None or self.repository is None:
+            return [(await self.load_stored(name, number or 1, device)).number]
+        found = await asyncio.to_thread(self.repository.look, name)
+        if found.reason:
+            raise InvalidError(found.reason)
+        loaded = [(await self.load_stored(name, version, device)).number for version in found.versions]
+        for other in [other for other in self.versions.get(name, {}) if other not in loaded]:
+            await self.unload(name, other)
+        return loaded
+
+    async def load_sent(self, source: ModelSource, device: Device) -> Version:
+        """Load a version that a client sent. Raises as `load_stored`."""
+
+        async def given() -> ModelSource:
+            return source
+
+        return await self._load(source.name, source.version, given, device)
+
+    async def _load(
+        self, name: str, number: int, read: Callable[[], Coroutine[Any, Any, ModelSource]], device: Device | None
+    ) -> Version:
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            known = self.versions.get(name, {}).get(number)
+            if known is None:
+                self._check_room()
+            version = Version(name, number)
+            if known is not None:
+                version.statistics = known.statistics
+            if known is None or known.serving is None:
+                self.versions.setdefault(name, {})[number] = version
+            try:
+                version.source = await read()
+                await self._get_ready(version, device)
+            except Exception as exc:
+                error = self._understood(exc, version)
+                if known is None or known.serving is None:
+                    version.state, version.reason = UNAVAILABLE, error.message
+                raise error from exc
+            self.versions.setdefault(name, {})[number] = version
+            if known is not None:
+                self._retire(known)
+            log.info("model %s, version %d is ready", name, number)
+            return version
+
+    async def _get_ready(self, version: Version, device: Device | None) -> None:
+        source = version.source
+        assert source is not None
+        version.definition = Definition.from_map(source.config, source.name)
+        device = device or version.device or self._service.least_loaded()
+        if device is None:
+            version.lost = True  # once a device works
+            raise UnsupportedError("no device works; see `vkqueue doctor`")
+        version.device = device
+        definition, whole = await self._whole(version.definition, source)
+        serving = await load(self._service, definition, whole, device, version.statistics)
+        self._servings[serving] = None
+        version.serving, version.state, version.reason, version.lost = serving, READY, "", False
+
+    async def _whole(self, definition: Definition, source: ModelSource) -> tuple[Definition, ModelSource]:
+        """An ensemble with its members in it; any other as it is."""
+        return definition, source
+
+    @staticmethod
+    def _understood(exc: Exception, version: Version) -> VkqueueError:
+        if isinstance(exc, VkqueueError):
+            return exc
+        log.error("model %s, version %d", version.name, version.number, exc_info=exc)
+        return InternalError("a fault of the daemon's own while loading a model; its log has the details")
+
+    def _check_room(self) -> None:
+        most = self._service.config.models.max_models
+        if sum(map(len, self.versions.values())) >= most:
+            raise QuotaError(
+                f"max_models: {most} versions of models are loaded, the daemon's limit; unload some",
+                {"quota": "max_models", "limit": most},
+            )
+
+    def _retire(self, version: Version, on_gone: Callable[[], None] = lambda: None) -> None:
+        """Take no more requests for it; once the accepted ones are answered it goes."""
+        serving, version.serving = version.serving, None
+        if serving is None:
+            on_gone()
+            return
+
+        def idle() -> None:
+            self._close(serving)
+            on_gone()
+
+        serving.retire(idle)
+        self._service.settle()
+
+    def _close(self, serving: Serving) -> None:
+        self._servings.pop(serving, None)
+        serving.graphs.close()
+
+    async def unload(self, name: str, number: int | None) -> None:
+        """Unload a version, or all; returns once its accepted requests are answered.
+
+        Raises:
+            NotFoundError
+        """
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            if number is None:
+                self.version(name, None)
+                leaving = list(self.versions[name].values())
+            else:
+                leaving = [self.version(name, number)]
+            gone = []
+            for version in leaving:
+                version.state, version.reason, version.lost = UNLOADING, "", False
+                future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                gone.append(future)
+                self._retire(version, lambda future=future: None if future.done() else future.set_result(None))  # type: ignore[misc]
+            await asyncio.gather(*gone)
+            for version in leaving:
+                self.versions[name].pop(version.number, None)
+            if not self.versions[name]:
+                del self.versions[name]
+            log.info("model %s%s is unloaded", name, "" if number is None else f", version {number}")
+
+    # Devices
+
+    def pipeline(self, device: Device, kernel: DeviceKernel) -> asyncio.Future[None]:
+        """Done once the kernel's pipeline is built; has the error if it cannot be."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if kernel.ready:
+            future.set_result(None)
+        elif kernel.error is not None:
+            future.set_exception(kernel.error)
+        else:
+            self._pipelines.setdefault(kernel, []).append((device, future))
+        return future
+
+    def built(self, kernel: DeviceKernel, error: VkqueueError | None) -> None:
+        """A pipeline is there, or cannot be built."""
+        for _, future in self._pipelines.pop(kernel, ()):
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+    def losing(self, device: Device) -> None:
+        """The device was lost, and nothing is answered yet: nothing more is submitted to it."""
+        error = DeviceLostError("the device was lost before this request was submitted")
+        for serving in self._servings:
+            if serving.graphs.device is device:
+                serving.end(error)
+        for kernel in [kernel for kernel, waiting in self._pipelines.items() if any(d is device for d, _ in waiting)]:
+            self.built(kernel, error)
+
+    def lost(self, device: Device) -> None:
+        """What was in flight is answered: its models are of no use any more."""
+        for version in self.all():
+            if version.serving is not None and version.device is device:
+                version.serving, version.state = None, LOADING
+                version.reason, version.lost = "its device was lost", True
+        for serving in [serving for serving in self._servings if serving.graphs.device is device]:
+            serving.retire(lambda serving=serving: self._close(serving))  # type: ignore[misc]
+
+    def opened(self, device: Device) -> None:
+        """The device works (again): load what was on it."""
+        for version in self.all():
+            if version.lost and version.device in (device, None):
+                self.spawn(self._again(version))
+
+    async def _again(self, version: Version) -> None:
+        async with self._locks.setdefault(version.name, asyncio.Lock()):
+            if self.versions.get(version.name, {}).get(version.number) is not version or not version.lost:
+                return  # it was unloaded, or loaded anew
+            version.state = LOADING
+            try:
+                await self._get_ready(version, None)
+            except Exception as exc:
+                error = self._understood(exc, version)
+                if not isinstance(error, DeviceLostError):  # else it is tried again when the device works
+                    version.state, version.reason, version.lost = UNAVAILABLE, error.message, False
+                log.error("model %s, version %d: %s", version.name, version.number, error.message)
+            else:
+                log.info("model %s, version %d is ready again", version.name, version.number)
+
+
+__all__ = ["LOADING", "READY", "UNAVAILABLE", "UNLOADING", "Models", "Version"]
