@@ -6,6 +6,7 @@ ModelSource → Definition → modules (helper processes) → ModelGraphs (weigh
 from __future__ import annotations
 
 import asyncio
+import difflib
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -43,13 +44,11 @@ async def load(
         VkqueueError: it cannot be loaded; nothing is left of it.
     """
     service.check_working(device)
+    weights = _used(definition, source)
     codes = await _codes(service, definition, source)
     graphs = ModelGraphs(service, device, definition, codes)
     try:
-        used = {
-            o.name.removeprefix(WEIGHTS) for n in definition.nodes for o in n.operands if o.name.startswith(WEIGHTS)
-        }
-        await graphs.upload({name: weight for name, weight in source.weights.items() if name in used})
+        await graphs.upload(weights)
         serving = Serving(service, source.version, graphs, statistics)
         for batch, group in warmups(definition):
             await serving.warm_up(batch, group)
@@ -57,6 +56,29 @@ async def load(
         graphs.close()
         raise
     return serving
+
+
+def _used(definition: Definition, source: ModelSource) -> dict[str, Weight]:
+    """The weights that nodes name.
+
+    Raises:
+        InvalidError: one is not there.
+    """
+    found: dict[str, Weight] = {}
+    for index, node in enumerate(definition.nodes):
+        for operand in node.operands:
+            name = operand.name.removeprefix(WEIGHTS)
+            if not operand.name.startswith(WEIGHTS) or name in found:
+                continue
+            if name not in source.weights:
+                near = difflib.get_close_matches(name, source.weights, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise InvalidError(
+                    f"node[{index}]: {operand.name}: no weight is called {brief(name)}; there are "
+                    f"{len(source.weights)}{hint}"
+                )
+            found[name] = source.weights[name]
+    return found
 
 
 def warmups(definition: Definition) -> list[tuple[int, tuple[int, ...]]]:

@@ -240,6 +240,7 @@ class Models:
             return [(await self.load_stored(name, number or 1, device)).number]
         found = await asyncio.to_thread(self.repository.look, name)
         if found.reason:
+            await asyncio.to_thread(self.repository.read, name)  # says the same, as an error
             raise InvalidError(found.reason)
         loaded = [(await self.load_stored(name, version, device)).number for version in found.versions]
         for other in [other for other in self.versions.get(name, {}) if other not in loaded]:
