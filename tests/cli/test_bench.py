@@ -10,6 +10,7 @@ import pytest
 from support.daemon import Daemon
 
 from vkqueue.bench.measure import KINDS
+from vkqueue.bench.window import DEPTHS
 
 from .conftest import Run
 
@@ -27,9 +28,10 @@ def test_the_report_has_medians_and_ratios_of_all(vkqueue: Run) -> None:
     done = vkqueue(*TINY, "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    bandwidth = {"socket_gb_per_s", "upload_gb_per_s", "download_gb_per_s"}
+    transfers = {f"{way}{depth}" for way in ("upload", "download") for depth in DEPTHS}
+    bandwidth = {"socket_gb_per_s", *(f"{what}_gb_per_s" for what in transfers)}
     expected = {"round_trip_us", *bandwidth, *names(*PIPELINED, *CPU)}
-    ratios = {"upload", "download"}
+    ratios = set(transfers)
     if report["no_c_limit"] is None:
         expected |= {"c_round_trip_us", "c_independent_jobs_per_s", "c_dependent_jobs_per_s"}
         ratios |= {"round_trip", *names("jobs_per_s")}

@@ -21,6 +21,7 @@ import numpy as np
 
 from vkqueue.bench import child, sweep
 from vkqueue.bench.limit import Limit
+from vkqueue.bench.window import DEPTHS, rate
 from vkqueue.client.sync import Client, connect
 from vkqueue.errors import InternalError
 
@@ -112,17 +113,13 @@ class Bench:
         self._note("socket_gb_per_s", socket_bandwidth(size, repeats))
         data = np.random.default_rng().integers(0, 256, size, dtype=np.uint8)
         with self._client.empty((size,), "uint8") as array:
-            array.set(data)
-            started = time.perf_counter()
-            for _ in range(repeats):
-                array.set(data)
-            self._note("upload_gb_per_s", size * repeats / (time.perf_counter() - started) / 1e9)
-            started = time.perf_counter()
-            for _ in range(repeats):
-                got = array.get()
-            self._note("download_gb_per_s", size * repeats / (time.perf_counter() - started) / 1e9)
-            if not np.array_equal(got, data):
-                raise InternalError("the bytes read back are not those written")
+            for name, under_way in DEPTHS.items():
+                sets, _ = rate(lambda: array.submit_set(data), under_way=under_way, count=repeats)
+                gets, got = rate(array.submit_get, under_way=under_way, count=repeats)
+                self._note(f"upload{name}_gb_per_s", size * sets / 1e9)
+                self._note(f"download{name}_gb_per_s", size * gets / 1e9)
+                if not np.array_equal(got, data):
+                    raise InternalError("the bytes read back are not those written")
 
     def run(self, *, repeats: int, seconds: float, clients: tuple[int, ...]) -> dict[str, Any]:
         """Everything, `repeats` times over; the report."""
@@ -172,7 +169,8 @@ class Bench:
                     ours = medians[f"{kind}_{count}_jobs_per_s"]
                     ratios[f"{kind}_{count}_jobs_per_s"] = ours / medians[f"c_{kind}_jobs_per_s"]
         for way in ("upload", "download"):
-            ratios[way] = medians[f"{way}_gb_per_s"] / medians["socket_gb_per_s"]
+            for depth in DEPTHS:
+                ratios[way + depth] = medians[f"{way}{depth}_gb_per_s"] / medians["socket_gb_per_s"]
         device = self._client.devices()[self._device]
         return {
             "device": {"name": device.name, "driver": device.driver, "api_version": device.api_version},

@@ -18,6 +18,7 @@ from vkqueue.bench.limit import CopyLimit, Limit
 from vkqueue.bench.many import FORMS, compare
 from vkqueue.bench.measure import KINDS, Bench
 from vkqueue.bench.sharing import WAYS
+from vkqueue.bench.window import DEPTHS
 from vkqueue.cli.demo_client import kernel_bytes
 from vkqueue.cli.own_daemon import Host, hosted
 from vkqueue.errors import UnsupportedError
@@ -66,7 +67,9 @@ def show(report: dict[str, Any], console: Console) -> None:
             what = f"{kind}, {_clients(count)}"
             row(what, f"{kind}_{count}_jobs_per_s", f"c_{kind}_jobs_per_s", "{:,.0f}", "/s")
     for way in ("upload", "download"):
-        row(f"{way}, 4 MiB each", f"{way}_gb_per_s", "socket_gb_per_s", "{:.2f}", " GB/s")
+        for depth, under_way in DEPTHS.items():
+            what = f"{way}, 4 MiB each, {under_way} under way"
+            row(what, f"{way}{depth}_gb_per_s", "socket_gb_per_s", "{:.2f}", " GB/s")
     console.print(table)
     console.print(
         "Limit: of launches a C loop on the same device (batches of 256, three in flight; the round trip: one launch, "
@@ -111,11 +114,13 @@ def _further(report: dict[str, Any]) -> Table:
     if "shared" in report:
         shared = report["shared"]
         for way, what in zip(WAYS, ("from shared memory to the device", "back"), strict=True):
-            ours, theirs = (
-                f"{shared['medians'][name]:,.2f} GB/s" if name in shared["medians"] else "-"
-                for name in (f"{way}_gb_per_s", f"c_{way}_gb_per_s")
-            )
-            row(f"{shared['bytes'] >> 20} MiB {what}; C", ours, theirs, shared["ratios"].get(way))
+            for depth, count in DEPTHS.items():
+                ours, theirs = (
+                    f"{shared['medians'][name]:,.2f} GB/s" if name in shared["medians"] else "-"
+                    for name in (f"{way}{depth}_gb_per_s", f"c_{way}_gb_per_s")
+                )
+                label = f"{shared['bytes'] >> 20} MiB {what}, {count} under way; C"
+                row(label, ours, theirs, shared["ratios"].get(way + depth))
     return table
 
 
