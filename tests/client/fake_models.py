@@ -73,8 +73,10 @@ class ModelSession:
                 raise NotFoundError(f"the repository has no model {name!r}")
             config = SUMS
         for kernel in kernels:
-            if kernel["module"] not in self.modules:
+            if kernel.get("module", 0) not in {0, *self.modules}:
                 raise NotFoundError(f"no such handle: {kernel['module']}")
+            if kernel.get("language") == "spirv" and bytes(kernel["code"][:5]) != b"fake:":
+                raise InvalidError("no SPIR-V: the first word is no magic number")
         self.weights[name] = {key: self._weight(value) for key, value in (weights or {}).items()}
         self.models[name] = {"max_batch_size": 0, **config, "name": name, "version": version}
         return {"name": name, "version": version}
@@ -102,9 +104,8 @@ class ModelSession:
     def model_statistics(self, name: str | None = None, version: int | None = None) -> list[dict[str, Any]]:
         if name is not None:
             self.found(name, version)
-        return [
-            {"name": name or "sums", "version": number, "inference_count": 10 * number, **STATS} for number in (2, 1)
-        ]
+        counted = {"name": name or "sums", **STATS}
+        return [{**counted, "version": number, "inference_count": 10 * number} for number in (2, 1)]
 
     def model_infer(
         self, name: str, inputs: Any, version: int | None = None, outputs: Any = None, timing: bool = False, **rest: Any

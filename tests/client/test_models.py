@@ -17,6 +17,7 @@ from vkqueue.models import safetensors
 from vkqueue.models.source import Weight
 
 I32, F32 = np.int32, np.float32
+TVM = (6).to_bytes(8, "little") + b"vulkan"
 X = np.arange(12, dtype=I32).reshape(3, 4)
 
 
@@ -258,7 +259,9 @@ def test_load_from_the_daemons_repository(run: Runner, daemon: Any) -> None:
     assert sent(daemon, "model.load") == [{"name": "stored", "version": 3, "device": 0}]
 
 
-def test_load_with_modules_and_arrays(run: Runner, daemon: Any) -> None:
+def test_load_with_modules_and_arrays(run: Runner, daemon: Any, tmp_path: Path) -> None:
+    (tmp_path / "c.hlsl").write_text("int a;")
+
     async def body(gpu: Any) -> None:
         module = await ready(gpu.load(b"fake:copy"))
         held = await ready(gpu.array(np.ones(3, F32)))
@@ -267,7 +270,7 @@ def test_load_with_modules_and_arrays(run: Runner, daemon: Any) -> None:
             gpu.load_model(
                 "own",
                 {key: SUMS[key] for key in ("max_batch_size", "dimensions", "input", "output")},
-                kernels={"a": module, "b": b"fake:axpy"},
+                kernels={"a": module, "b": b"fake:axpy", "c": tmp_path / "c.hlsl"},
                 weights={"w": np.ones((2, 2), F32), "raw": b"12345", "held": held[1:], "one": 2.5},
             )
         )
@@ -276,11 +279,14 @@ def test_load_with_modules_and_arrays(run: Runner, daemon: Any) -> None:
 
     run(body, daemon[1])
     (load,) = sent(daemon, "model.load")
-    assert load["kernels"] == [{"name": "a", "module": 1}, {"name": "b", "module": 3}]
+    assert load["kernels"] == [
+        {"name": "a", "module": 1}, {"name": "b", "code": b"fake:axpy", "language": "spirv"},
+        {"name": "c", "code": "int a;", "language": "hlsl"},
+    ]  # fmt: skip
     assert load["weights"] == {
         "w": np.ones(4, F32).tobytes(), "raw": b"12345", "one": np.float64(2.5).tobytes(), "held": [2, 4, 8],
     }  # fmt: skip
-    assert sent(daemon, "module.unload") == [{"module": 3}]  # its own only
+    assert not sent(daemon, "module.unload")
 
 
 def folder(tmp_path: Path) -> tuple[Path, dict[str, bytes]]:
@@ -318,7 +324,9 @@ def test_load_from_a_folder(
 
     run(body, daemon[1])
     load = sent(daemon, "model.load")[0]
-    assert (load["name"], load["version"], load["kernels"]) == ("net", 2, [{"name": "k", "module": 1}])
+    assert (load["name"], load["version"], load["kernels"]) == (
+        "net", 2, [{"name": "k", "code": b"fake:copy", "language": "spirv"}],
+    )  # fmt: skip
     buffers = sent(daemon, "buffer.create")
     assert len(buffers) == (0 if max_message_bytes == 1 << 20 else 4)  # two loads, two chunks each
     for params in sent(daemon, "buffer.create"):
@@ -339,7 +347,6 @@ def test_nothing_is_left_of_a_load_that_failed(run: Runner, start: Any, tmp_path
 
     run(body, daemon[1])
     assert not sent(daemon, "model.load")
-    assert sent(daemon, "module.unload") == [{"module": 1}]
 
 
 def test_what_cannot_be_loaded(run: Runner, daemon: Any, tmp_path: Path) -> None:
@@ -356,6 +363,7 @@ def test_what_cannot_be_loaded(run: Runner, daemon: Any, tmp_path: Path) -> None
             ),
             (lambda: gpu.load_model("x", {}, kernels={"k": 3}), errors.InvalidError, "by its path or its bytes"),
             (lambda: gpu.load_model("x", {}, kernels={"k": b"?"}), errors.InvalidError, "no SPIR-V"),
+            (lambda: gpu.load_model("x", {}, kernels={"k": TVM}), errors.InvalidError, "'k': a model takes SPIR-V"),
         ):
             with pytest.raises(error, match=message):
                 await ready(wrong())

@@ -76,7 +76,6 @@ class AsyncModels:
     link: AsyncLink
     _start: Callable[..., AsyncFuture[Any]]
     _written: Callable[..., Any]
-    _make_module: Callable[..., Any]
 
     async def model(self, name: str, version: int | None = None) -> AsyncModel:
         """A model that the daemon has; see `vkqueue.Client.model`."""
@@ -90,7 +89,7 @@ class AsyncModels:
     async def model_statistics(self, name: str | None = None, version: int | None = None) -> list[dict[str, Any]]:
         """What models have done, one entry for each version, by the names of Triton's model statistics."""
         params = {key: value for key, value in (("name", name), ("version", version)) if value is not None}
-        return list(await self._start(self.core.control, "model.statistics", params, list))
+        return await self._start(self.core.control, "model.statistics", params, list)  # type: ignore[no-any-return]
 
     async def load_model(
         self,
@@ -110,21 +109,18 @@ class AsyncModels:
         return await self.model(ready.name, version)
 
     async def _send_model(self, ready: LoadPlan, device: int | None) -> None:
-        modules: dict[str, Handle] = {}
         buffers: list[Handle] = []
         try:
-            for kernel, params in ready.sources.items():
-                future = await self._written(self._start(self.core.load, params, self._make_module, kernel))
-                modules[kernel] = (await future)._handle
             for chunk in ready.chunks:
                 buffers.append(self.link.start(self.core.upload, chunk.size, chunk.parts, device))
                 await self._settle(buffers[-1:])  # one at a time, so that no more than one waits to be sent
-            await self._settle([array.handle for array in ready.arrays.values()])
-            message = ready.message(modules, buffers)
-            await self._start(self.core.request, "model.load", message, None, ready.arrays.values())
+            await self._settle([*ready.modules, *(array.handle for array in ready.arrays.values())])
+            future = self._start(self.core.request, "model.load", ready.message(buffers), None, ready.arrays.values())
+            await self._written(future)
+            await future
         finally:
             if self.core.lost is None:
-                for handle in (*modules.values(), *buffers):
+                for handle in buffers:
                     self.link.start(self.core.release, handle)
 
     async def unload_model(self, name: str, version: int | None = None) -> None:

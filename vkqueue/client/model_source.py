@@ -1,4 +1,4 @@
-"""What `load_model` is given, as what has to be sent for it: modules to load, weights to upload, and `model.load`.
+"""What `load_model` is given, as what has to be sent for it: weights to upload, and `model.load`.
 
 name                      → the daemon's own repository has it
 path of a folder          → read here, by `vkqueue.models.repository`
@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vkqueue.client.array import Array, BaseDeviceArray, Handle, host_array, host_bytes
-from vkqueue.client.module import BaseModule, Source, load_params, module_params, source_params
+from vkqueue.client.module import BaseModule, Source, load_params
 from vkqueue.errors import InvalidError, brief
 from vkqueue.models.repository import read_model
-from vkqueue.models.source import KernelSource
 
 KernelCode: TypeAlias = BaseModule[Any] | Source
 WeightData: TypeAlias = npt.ArrayLike | bytes | bytearray | memoryview | BaseDeviceArray
@@ -56,15 +55,15 @@ class LoadPlan:
 
     Attributes:
         params: of `model.load`, without kernels and weights.
-        modules: kernel → module that is loaded already.
-        sources: kernel → parameters of the `module.load` to be sent.
+        kernels: entries of `kernels`.
+        modules: loaded ones that are among them.
         arrays: tensor → device array that has it.
         chunks: buffers to be uploaded; with few weights none: they go along in `inline`.
     """
 
     params: dict[str, Any]
-    modules: dict[str, Handle] = field(default_factory=dict)
-    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+    modules: list[Handle] = field(default_factory=list)
     arrays: dict[str, BaseDeviceArray] = field(default_factory=dict)
     chunks: list[Chunk] = field(default_factory=list)
     inline: dict[str, memoryview] = field(default_factory=dict)
@@ -73,25 +72,21 @@ class LoadPlan:
     def name(self) -> str:
         return str(self.params["name"])
 
-    def message(self, modules: Mapping[str, Handle], buffers: Sequence[Handle]) -> dict[str, Any]:
+    def message(self, buffers: Sequence[Handle]) -> dict[str, Any]:
         """The parameters of `model.load`.
 
         Args:
-            modules: of `sources`.
             buffers: of `chunks`.
         """
+        if "config" not in self.params:
+            return self.params
         weights: dict[str, Any] = dict(self.inline)
         for chunk, buffer in zip(self.chunks, buffers, strict=True):
             for name, (offset, data) in zip(chunk.names, chunk.parts, strict=True):
                 weights[name] = [buffer.id, offset, len(data)]
         for name, array in self.arrays.items():
             weights[name] = array.wire()
-        params = dict(self.params)
-        if "config" in params:
-            loaded = {**self.modules, **modules}
-            params["kernels"] = [{"name": name, "module": module.id} for name, module in loaded.items()]
-            params["weights"] = weights
-        return params
+        return {**self.params, "kernels": self.kernels, "weights": weights}
 
 
 def plan(
@@ -106,7 +101,7 @@ def plan(
     """What `load_model` has to do. Reads files.
 
     Args:
-        payload: how many bytes of weights may go along with `model.load`.
+        payload: how many bytes of data a message may carry.
 
     Raises:
         InvalidError: the arguments do not go together; a kernel or weight is none.
@@ -127,9 +122,10 @@ def plan(
     for key, code in (kernels or {}).items():
         if isinstance(code, BaseModule):
             code._handle.check(f"the module of kernel {key!r}")
-            found.modules[key] = code._handle
+            found.modules.append(code._handle)
+            found.kernels.append({"name": key, "module": code._handle.id})
         else:
-            found.sources[key] = load_params(code, None, key)[0]
+            found.kernels.append(_kernel(key, load_params(code, None, None)[0]))
     data: dict[str, memoryview] = {}
     for key, value in (weights or {}).items():
         if isinstance(value, BaseDeviceArray):
@@ -149,17 +145,26 @@ def _is_path(name: str | os.PathLike[str]) -> bool:
 def _from_folder(path: Path, version: int | None, options: Mapping[str, Any], payload: int) -> LoadPlan:
     source = read_model(path, version)
     found = LoadPlan({"name": source.name, "version": source.version, "config": source.config, **options})
-    found.sources = {name: _kernel_params(kernel) for name, kernel in source.kernels.items()}
+    for kernel in source.kernels.values():
+        code = kernel.code if kernel.language == "spirv" else kernel.code.decode()
+        options = {"entry": kernel.entry, "includes": dict(kernel.includes) or None}
+        found.kernels.append({"name": kernel.name, "code": code, "language": kernel.language, **_given(options)})
     _place(found, {name: weight.data for name, weight in source.weights.items()}, payload)
     return found
 
 
-def _kernel_params(kernel: KernelSource) -> dict[str, Any]:
-    if kernel.language == "spirv":
-        return module_params(kernel.code, None, kernel.entry, kernel.name)
-    return source_params(
-        kernel.code.decode(), kernel.language, entry=kernel.entry, name=kernel.name, includes=kernel.includes
-    )
+def _kernel(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of `kernels`, from the parameters of a `module.load`."""
+    if "spirv" in params:
+        return {"name": name, "code": params["spirv"], "language": "spirv"}
+    if "source" not in params:
+        raise InvalidError(f"the kernel {name!r}: a model takes SPIR-V or source text; this is a module of TVM's")
+    options = {"entry": params.get("entry"), "includes": params.get("includes")}
+    return {"name": name, "code": params["source"], "language": params["language"], **_given(options)}
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def _weight_bytes(name: str, value: Any) -> memoryview:
@@ -172,8 +177,11 @@ def _weight_bytes(name: str, value: Any) -> memoryview:
 
 
 def _place(found: LoadPlan, data: Mapping[str, memoryview], payload: int) -> None:
-    """Small weights into the message, all others into buffers."""
-    if sum(map(len, data.values())) <= payload:
+    """Small weights into the message, beside the kernels; else all into buffers."""
+    code = sum(
+        len(entry.get("code", "")) + sum(map(len, entry.get("includes", {}).values())) for entry in found.kernels
+    )
+    if sum(map(len, data.values())) + 4 * code <= payload:  # a character is up to 4 bytes
         found.inline = dict(data)
         return
     for name, bytes_ in data.items():

@@ -86,7 +86,6 @@ class Models:
     core: Core
     link: Link
     _call: Callable[..., Any]
-    _make_module: Callable[..., Any]
 
     def model(self, name: str, version: int | None = None) -> Model:
         """A model that the daemon has.
@@ -149,20 +148,16 @@ class Models:
         return self.model(ready.name, version)
 
     def _send_model(self, ready: LoadPlan, device: int | None) -> None:
-        modules: dict[str, Handle] = {}
         buffers: list[Handle] = []
         try:
-            for kernel, params in ready.sources.items():
-                module = self._call(self.core.load, params, self._make_module, kernel)
-                modules[kernel] = module._handle
             for chunk in ready.chunks:
                 buffers.append(self.link.start(self.core.upload, chunk.size, chunk.parts, device))
                 self._settle(buffers[-1:])  # one at a time, so that no more than one waits to be sent
-            self._settle([array.handle for array in ready.arrays.values()])
-            self._call(self.core.request, "model.load", ready.message(modules, buffers), None, ready.arrays.values())
+            self._settle([*ready.modules, *(array.handle for array in ready.arrays.values())])
+            self._call(self.core.request, "model.load", ready.message(buffers), None, ready.arrays.values())
         finally:
             if self.core.lost is None:
-                for handle in (*modules.values(), *buffers):
+                for handle in buffers:
                     self.link.start(self.core.release, handle)
 
     def unload_model(self, name: str, version: int | None = None) -> None:
