@@ -89,8 +89,12 @@ def vkdispatch() -> dict[str, Any]:
     import vkdispatch as vd
     import vkdispatch.codegen as vc
 
+    vd.make_context(device_ids=[0])  # without a list it takes no software device
+
     @vd.shader(
-        exec_size=N, local_size=64, arg_type_annotations=[vc.Buff[vc.f32], vc.Buff[vc.f32], vc.Const[vc.f32]]
+        exec_size=(N, 1, 1),
+        local_size=(64, 1, 1),
+        arg_type_annotations=[vc.Buff[vc.f32], vc.Buff[vc.f32], vc.Const[vc.f32]],
     )
     def axpy(y: Any, x: Any, k: Any) -> None:
         i = vc.global_invocation_id().x
