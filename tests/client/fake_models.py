@@ -98,7 +98,10 @@ class ModelSession:
         return self.found(name, version)
 
     def model_list(self) -> list[dict[str, Any]]:
-        ready = [{"name": n, "version": c["version"], "state": "READY", "reason": ""} for n, c in self.models.items()]
+        ready = [
+            {"name": n, "version": c["version"], "state": "READY", "reason": "", "device": 0}
+            for n, c in self.models.items()
+        ]
         return [*ready, {"name": "broken", "version": 1, "state": "UNAVAILABLE", "reason": "no config.toml"}]
 
     def model_statistics(self, name: str | None = None, version: int | None = None) -> list[dict[str, Any]]:

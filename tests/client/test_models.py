@@ -69,7 +69,7 @@ def test_what_a_model_says_of_itself(run: Runner, daemon: Any) -> None:
         }  # fmt: skip
         assert [one["version"] for one in await ready(gpu.model_statistics())] == [2, 1]
         sums, _, broken = await ready(gpu.models())
-        assert sums == vkqueue.ModelInfo("sums", 1, "READY")
+        assert sums == vkqueue.ModelInfo("sums", 1, "READY", device=0)
         assert (broken.state, broken.reason) == ("UNAVAILABLE", "no config.toml")
         for missing in (gpu.model, gpu.unload_model, gpu.load_model):
             with pytest.raises(errors.NotFoundError, match="'other'"):

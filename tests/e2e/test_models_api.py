@@ -119,7 +119,7 @@ def test_a_loaded_model_is_replaced_and_unloaded(path: Path, tmp_path: Path) -> 
         for y in answers:
             assert np.allclose(y, mean(x), rtol=1e-5) or np.allclose(y, 2 * mean(x), rtol=1e-5)
         np.testing.assert_allclose(model.infer(x=x), 2 * mean(x), rtol=1e-5)
-        assert vkqueue.ModelInfo("mean", 1, "READY") in gpu.models()
+        assert vkqueue.ModelInfo("mean", 1, "READY", device=0) in gpu.models()
         gpu.unload_model("mean")
         assert "mean" not in {one.name for one in gpu.models() if one.state == "READY"}
         with pytest.raises(errors.NotFoundError, match="mean"):

@@ -72,9 +72,10 @@ def list_command(socket: str | None, as_json: bool) -> None:
     if not models:
         say("the daemon has no models; `vkqueue model load` brings one, its setting models.repository a folder of them")
         return
-    made = table("model", ">version", "state", "reason")
+    made = table("model", ">version", "state", ">device", "reason")
     for model in models:
-        add_row(made, model.name, model.version, Text(model.state, _STYLES.get(model.state, "yellow")), model.reason)
+        state = Text(model.state, _STYLES.get(model.state, "yellow"))
+        add_row(made, model.name, model.version, state, "" if model.device is None else model.device, model.reason)
     show(made)
 
 

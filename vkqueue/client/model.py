@@ -52,16 +52,18 @@ class ModelInfo:
     Attributes:
         state: "READY", "LOADING", "UNLOADING" or "UNAVAILABLE".
         reason: why it is in this state; mostly empty.
+        device: index of the device that it is on; None where it is on none.
     """
 
     name: str
     version: int
     state: str
     reason: str = ""
+    device: int | None = None
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> ModelInfo:
-        return cls(wire["name"], wire["version"], wire["state"], wire.get("reason") or "")
+        return cls(wire["name"], wire["version"], wire["state"], wire.get("reason") or "", wire.get("device"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def test_list(model: Callable[..., Any], fake: Any) -> None:
     assert ended.code == 0
     assert all(word in ended.out for word in ("sums", "READY", "broken", "UNAVAILABLE", "no config.toml"))
     first = model("list", "--json").json["models"][0]
-    assert first == {"name": "sums", "version": 1, "state": "READY", "reason": ""}
+    assert first == {"name": "sums", "version": 1, "state": "READY", "reason": "", "device": 0}
 
 
 def test_list_of_none(model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
