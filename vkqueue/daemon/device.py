@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkqueue.errors import DeviceLostError, NotFoundError, ShuttingDownError, UnsupportedError, VkqueueError
 from vkqueue.jobs.batcher import Batcher, Close, Wait
+from vkqueue.jobs.cost import Costs
 from vkqueue.jobs.pace import Pace
 from vkqueue.jobs.scheduler import Scheduler
 from vkqueue.jobs.stream import Stream
@@ -95,7 +96,8 @@ class Device:
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._timer_due_ns = self._deadline_due_ns = 0
         batching, limits = service.config.batching, service.config.limits
-        self.scheduler = Scheduler(limits.max_queued_jobs)
+        self.costs = Costs(batching.max_batch_gpu_ms, batching.max_batch_jobs)
+        self.scheduler = Scheduler(limits.max_queued_jobs, self.costs)
         self.batcher = Batcher(batching.max_batch_jobs, batching.max_batch_delay_us, batching.batches_in_flight)
         self.pace = Pace()
         self._finished_ns = 0  # of the newest batch that is over
@@ -324,6 +326,7 @@ class Device:
             assert self.stream is not None and self._thread is not None
             self.batcher.count(reason, len(rows))
             batch = self.stream.make_batch(rows, self._serial, reason, now)
+            batch.timed = self.costs.wants_times()
             self._in_flight[self._serial] = batch
             self._thread.post(batch)
         if frees:
@@ -456,6 +459,7 @@ class Device:
         if serial not in self._answered:
             self._answer_batch(completion)
         if completion.final:
+            self.costs.finished(completion, completion.finished_ns - max(completion.submitted_ns, self._finished_ns))
             self._finished_ns = completion.finished_ns
             self._answered.discard(serial)
             self._return_memory()
@@ -599,6 +603,7 @@ class Device:
             **self.counters,
             "closed": dict(self.batcher.reasons),
             "batch_sizes": {str(size): n for size, n in self.batcher.sizes.items()},  # keys on the wire are strings
+            "gpu_time": self.costs.stats(),
         }
 
 

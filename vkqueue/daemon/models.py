@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vkqueue.daemon.model_loading import load
+from vkqueue.daemon.model_members import with_members
 from vkqueue.daemon.model_requests import ModelRequests
 from vkqueue.daemon.model_serving import Serving
-from vkqueue.daemon.model_statistics import ModelStatistics
+from vkqueue.daemon.model_version import LOADING, READY, UNAVAILABLE, UNLOADING, Version
 from vkqueue.errors import (
     DeviceLostError,
     InternalError,
@@ -28,7 +30,7 @@ from vkqueue.errors import (
     UnsupportedError,
     VkqueueError,
 )
-from vkqueue.models.definition import Definition
+from vkqueue.models.definition import Definition, Step
 from vkqueue.models.repository import Repository
 from vkqueue.models.source import ModelSource
 
@@ -40,39 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vkqueue.daemon")
 
-LOADING, READY, UNAVAILABLE, UNLOADING = "LOADING", "READY", "UNAVAILABLE", "UNLOADING"
-
 # Models of the repository that are loaded at once at the start. Arbitrary: the helper processes are fewer.
 _LOAD_AT_ONCE = 4
-
-
-class Version:
-    """One version of a model.
-
-    Attributes:
-        source: what it is made from, kept so that it can be made again; None while it was never read.
-        device: where it is, or is to be.
-        lost: whether it is made again when its device works.
-    """
-
-    __slots__ = ("definition", "device", "lost", "name", "number", "reason", "serving", "source", "state", "statistics")
-
-    def __init__(self, name: str, number: int) -> None:
-        self.name = name
-        self.number = number
-        self.state = LOADING
-        self.reason = ""
-        self.source: ModelSource | None = None
-        self.definition: Definition | None = None
-        self.device: Device | None = None
-        self.serving: Serving | None = None
-        self.statistics = ModelStatistics()
-        self.lost = False
-
-    def to_wire(self) -> dict[str, Any]:
-        """As `model.list` has it."""
-        found = {"name": self.name, "version": self.number, "state": self.state, "reason": self.reason}
-        return found if self.device is None else {**found, "device": self.device.index}
 
 
 class Models:
@@ -290,14 +261,27 @@ class Models:
             version.lost = True  # once a device works
             raise UnsupportedError("no device works; see `vkqueue doctor`")
         version.device = device
-        definition, whole = await self._whole(version.definition, source)
+        definition, whole = await with_members(version.definition, source, self._member)
+        if version.definition.steps:
+            shown = {"max_batch_size": definition.max_batch_size, "dimensions": definition.dimensions}
+            version.definition = replace(version.definition, batching=definition.batching, **shown)  # type: ignore[arg-type]
         serving = await load(self._service, definition, whole, device, version.statistics)
         self._servings[serving] = None
         version.serving, version.state, version.reason, version.lost = serving, READY, "", False
 
-    async def _whole(self, definition: Definition, source: ModelSource) -> tuple[Definition, ModelSource]:
-        """An ensemble with its members in it; any other as it is."""
-        return definition, source
+    async def _member(self, step: Step) -> ModelSource:
+        """What a step's model is made from: as it is loaded, else as it is in the repository."""
+        number = step.model_version if step.model_version > 0 else None
+        try:
+            version = self.version(step.model_name, number)
+            if version.source is not None:
+                return version.source
+        except NotFoundError:
+            if self.repository is None:
+                raise
+        if self.repository is None:
+            raise NotFoundError(f"model {step.model_name!r} is {version.state}: {version.reason}")
+        return await asyncio.to_thread(self.repository.read, step.model_name, number)
 
     @staticmethod
     def _understood(exc: Exception, version: Version) -> VkqueueError:
@@ -420,4 +404,4 @@ class Models:
                 log.info("model %s, version %d is ready again", version.name, version.number)
 
 
-__all__ = ["LOADING", "READY", "UNAVAILABLE", "UNLOADING", "Models", "Version"]
+__all__ = ["Models"]

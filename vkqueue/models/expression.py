@@ -24,6 +24,7 @@ MAX_DEPTH = 32
 MAX_VALUE = 2**63 - 1
 
 _TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]+)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<operator>//|[-+*/%(),]))")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_DIGITS = 19
 _FUNCTIONS: dict[str, tuple[int, int]] = {"min": (2, 16), "max": (2, 16), "ceil": (2, 2), "align": (2, 2)}
 """Least and most arguments."""
@@ -62,6 +63,12 @@ class Expression:
             InvalidError: a division by zero or with a remainder, or a value out of range; with its place in the text.
         """
         return self._value(sizes)
+
+    def renamed(self, names: Mapping[str, str]) -> Expression:
+        """The same with other names, or numbers, for some of its dimensions."""
+        if self.names.isdisjoint(names):
+            return self
+        return Expression(_NAME.sub(lambda match: names.get(match[0], match[0]), self.text))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Expression) and self.text == other.text
