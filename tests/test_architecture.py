@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": BASE | {"kernels"},
     "config": BASE,
     "log": BASE,
-    "jobs": BASE | {"kernels"},
+    "jobs": BASE | {"kernels", "models"},
     "gpu": BASE | {"kernels"},
     "worker": BASE | {"kernels", "gpu.backend"},
     "client": BASE | {"wire", "models"},

@@ -113,6 +113,8 @@ class BatchingConfig:
         max_batch_jobs: jobs of one submission.
         max_batch_delay_us: how long the oldest job may wait for others while batches are in flight.
         batches_in_flight: submissions at once on one device.
+        max_batch_gpu_ms: how long a batch may be thought to take on the device, from what its kernels took before; a job
+            that takes longer has a batch to itself. 0: no bound.
         batch_timeout_s: a batch that runs longer is reported: its jobs not known to be finished get `timeout`.
         spin_us: for so long after a job the device's thread polls, for the fence of a lone job and for the next one,
             before it sleeps. Lowers latency where there are cores to spare, and burns one meanwhile.
@@ -121,6 +123,7 @@ class BatchingConfig:
     max_batch_jobs: int = _setting(256, 1, 65_536)
     max_batch_delay_us: int = _setting(200, 0, 1_000_000)
     batches_in_flight: int = _setting(3, 1, 64)
+    max_batch_gpu_ms: float = _setting(100.0, 0, 3_600_000)
     batch_timeout_s: float = _setting(30.0, 0.01, 86_400)
     spin_us: int = _setting(0, 0, 100_000)
 

@@ -278,7 +278,8 @@ class Batch:
     """Rows that are recorded into one command buffer and submitted together.
 
     `flags` and `slots` run parallel to `rows` (slots: the ring slot of a launch whose layout needs one, else
-    -1). `reason` says why the batch was closed: "idle", "full", "delay" or "backlog".
+    -1). `reason` says why the batch was closed: "idle", "full", "delay" or "backlog". `timed`: whether the backend is to
+    say what each row took (`Completion.spent_ns`), where it can.
     """
 
     serial: int
@@ -287,6 +288,7 @@ class Batch:
     slots: list[int]
     reason: str = ""
     closed_ns: int = 0
+    timed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +310,8 @@ class Completion:
         results: row index -> list of bytes-like (READ: one; DISPATCH, GRAPH: their `out` and `inout` entries in order).
         device_us: row index -> microseconds on the device, for rows that asked for timing on a device that
             has timestamps.
+        spent_ns: row index -> nanoseconds by which the device was done later for it, of rows in a `timed` batch on
+            such a device. They add up to what the batch took.
         submits: queue submissions made (0 when the host did all of it).
         final: False for a first answer that the batch is past its time limit (every row is then in `errors`
             or `results` as far as known, and a second completion with final=True follows when the fence is).
@@ -318,6 +322,7 @@ class Completion:
     errors: dict[int, VkqueueError] = field(default_factory=dict)
     results: dict[int, list[Any]] = field(default_factory=dict)
     device_us: dict[int, int] = field(default_factory=dict)
+    spent_ns: dict[int, int] = field(default_factory=dict)
     submits: int = 0
     submitted_ns: int = 0
     finished_ns: int = 0

@@ -104,6 +104,7 @@ class ScriptedThread:
         releases: every Release, in order.
         posted: batches and releases in the order in which they came.
         specs: pipelines asked for and not built yet.
+        row_ns: what a row takes, told of batches that are to be timed.
     """
 
     def __init__(self, deliver: Callable[[list[Any]], None], info: DeviceInfo) -> None:
@@ -112,6 +113,7 @@ class ScriptedThread:
         self.batches: deque[Batch] = deque()
         self.posted: list[Batch | Release] = []
         self.specs: deque[PipelineSpec] = deque()
+        self.row_ns: Callable[[Row], int] = lambda row: 1000
         self.stopped = False
         self._contract = Contract(info.max_push_descriptors)
         self._built: set[int] = set()
@@ -244,6 +246,8 @@ class ScriptedThread:
                     done.results[index] = outputs
             if row[ROW_OPTIONS] is not None and row[ROW_OPTIONS].timing:
                 done.device_us[index] = 3
+        if batch.timed:
+            done.spent_ns = {index: self.row_ns(row) for index, row in enumerate(batch.rows)}
         return done
 
 

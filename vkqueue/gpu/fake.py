@@ -80,6 +80,7 @@ class FakeBackend:
             waits for `complete`. May be changed at any time, for the submissions to come.
         log: (call, serial or id) in the order in which calls came.
         violations: what broke the contract; the call raised it too.
+        row_ns: what a row is said to have taken, in batches whose rows are timed.
         on_call: called with each log entry before the call does anything; may block, or raise.
 
     Args:
@@ -105,6 +106,7 @@ class FakeBackend:
         self.delay_s = delay_s
         self.log: deque[tuple[Call, int]] = deque(maxlen=10_000)
         self.violations: list[ContractError] = []
+        self.row_ns: Callable[[Row], int] = lambda row: 1000
         self.on_call: Callable[[Call, int], None] | None = None
         self._memory_bytes = self.info.memory_bytes if memory_bytes is None else memory_bytes
         self._contract = Contract(self.info.max_push_descriptors) if check else None
@@ -227,6 +229,8 @@ class FakeBackend:
             for index, row in mine.staged:
                 if row[ROW_OPTIONS] is not None and row[ROW_OPTIONS].timing:
                     completion.device_us[index] = 1
+            if mine.batch.timed:
+                completion.spent_ns = {index: self.row_ns(row) for index, row in mine.staged}
         completion.finished_ns = time.monotonic_ns()
         return completion
 

@@ -29,6 +29,7 @@ class Frame:
             `main` in the same submission, if `setup_used`.
         main: command buffer of the rows.
         begun: whether `main` is being recorded.
+        timed: whether the time of each row is measured; then `mark` follows the beginning of `main`, and each row.
         broken: a command buffer could not be begun; nothing of the batch can be submitted.
         slices: of staging memory.
         landings: imported pages that the batch copies from or to, and the data there.
@@ -77,9 +78,12 @@ class Frame:
         self._begin_address = binding.address(self._begin)
         self._submit = _SubmitInfo(self.setup, self.main)
         self._fences = binding.ffi.new("VkFence[]", [binding.ffi.cast("VkFence", self.fence)])
+        self.timed = False
         self._query_pools: list[int] = []
         self._timings: list[tuple[int, int, int]] = []  # row index, query pool, first query
         self._queries_used = 0
+        self._mark_pools: list[int] = []
+        self._marks: list[int] = []  # row indices, in the order of the queries
 
     def begin(self, command: int) -> None:
         """Begin `setup` or `main`.
@@ -121,22 +125,25 @@ class Frame:
 
     def start_timing(self, index: int) -> tuple[int, int]:
         """Record the first timestamp of a row; the token is for `stop_timing`."""
-        hot = self._device.hot
-        place = self._queries_used // QUERIES
-        if place == len(self._query_pools):
+        pool, first = self._query(self._query_pools, self._queries_used)
+        self._queries_used += 2
+        self._device.hot.cmd_write_timestamp(self.main, _TOP_OF_PIPE, pool, first)
+        self._timings.append((index, pool, first))
+        return pool, first
+
+    def _query(self, pools: list[int], used: int) -> tuple[int, int]:
+        """The pool and place of the next query, of which so many were used."""
+        if used // QUERIES == len(pools):
             with Arena() as arena:
                 info = arena.struct(
                     "VkQueryPoolCreateInfo",
                     queryType=binding.vk.VK_QUERY_TYPE_TIMESTAMP,
                     queryCount=QUERIES,
                 )
-                self._query_pools.append(self._device.create("VkQueryPool", info))
-        pool, first = self._query_pools[place], self._queries_used % QUERIES
+                pools.append(self._device.create("VkQueryPool", info))
+        pool, first = pools[used // QUERIES], used % QUERIES
         if first == 0:
-            hot.cmd_reset_query_pool(self.main, pool, 0, QUERIES)
-        self._queries_used += 2
-        hot.cmd_write_timestamp(self.main, _TOP_OF_PIPE, pool, first)
-        self._timings.append((index, pool, first))
+            self._device.hot.cmd_reset_query_pool(self.main, pool, 0, QUERIES)
         return pool, first
 
     def stop_timing(self, started: tuple[int, int]) -> None:
@@ -157,6 +164,31 @@ class Frame:
                 times[index] = round(ticks * device.timestamp_period / 1000)
         return times
 
+    def mark(self, index: int) -> None:
+        """Record when all that was recorded so far is done, up to this row; -1: before the first."""
+        pool, place = self._query(self._mark_pools, len(self._marks))
+        self._device.hot.cmd_write_timestamp(self.main, _BOTTOM_OF_PIPE, pool, place)
+        self._marks.append(index)
+
+    def spent(self) -> dict[int, int]:
+        """Row index -> nanoseconds from the mark before it to its own. After the fence; any thread."""
+        device = self._device
+        spent: dict[int, int] = {}
+        values = binding.ffi.new("uint64_t[]", 2 * QUERIES)
+        flags = _QUERY_64 | _QUERY_WITH_AVAILABILITY
+        before = None
+        for number, index in enumerate(self._marks):
+            place = number % QUERIES
+            if place == 0:
+                count = min(len(self._marks) - number, QUERIES)
+                pool = self._mark_pools[number // QUERIES]
+                device.calls.vkGetQueryPoolResults(device.handle, pool, 0, count, 16 * count, values, 16, flags)
+            ticks, known = values[2 * place], values[2 * place + 1]
+            if known and before is not None:
+                spent[index] = round((ticks - before & device.timestamp_mask) * device.timestamp_period)
+            before = ticks if known else None
+        return spent
+
     def reset(self) -> None:
         """Make it ready for another batch. Its fence has been waited for, or nothing was submitted."""
         device = self._device
@@ -173,6 +205,7 @@ class Frame:
         self.copies_out.clear()
         self._timings.clear()
         self._queries_used = 0
+        self._marks.clear()
         device.hot.reset_command_pool(device.handle, self._pool, 0)
         device.hot.reset_fences(device.handle, 1, binding.address(self._fences))
 
@@ -192,7 +225,7 @@ class Frame:
         self.slices.give_back()
         self._drop_takings()
         self._drop_landings()
-        for pool in self._query_pools:
+        for pool in self._query_pools + self._mark_pools:
             device.destroy("VkQueryPool", pool)
         device.destroy("VkFence", self.fence)
         device.destroy("VkCommandPool", self._pool)

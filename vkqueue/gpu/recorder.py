@@ -82,6 +82,8 @@ class Recorder:
         main = frame.main_param
         errors = completion.errors
         labels = self._labels
+        timed = frame.timed = batch.timed and self._timestamps
+        closing = labels or timed
         work = barrier_used = labelled = False
         # What the command buffer holds: the pipeline bound, its layout, the token whose descriptors are bound and the
         # constants pushed. Other layouts are taken to disturb both, which the specification lets them do.
@@ -177,9 +179,12 @@ class Recorder:
             except Exception as error:
                 log.exception("row %d of batch %d could not be recorded", index, batch.serial)
                 errors[index] = InternalError(f"the job could not be recorded: {type(error).__name__}: {error}")
-            if labelled:
-                commands.end_label(main)
-                labelled = False
+            if closing:
+                if labelled:
+                    commands.end_label(main)
+                    labelled = False
+                if timed and frame.begun:
+                    frame.mark(index)
 
         if work or frame.setup_used:
             if self._buffers.mirrored:
@@ -197,6 +202,8 @@ class Recorder:
     def _begin(self, frame: Frame) -> None:
         frame.begin(frame.main)
         frame.begun = True
+        if frame.timed:
+            frame.mark(-1)
         if self._owed:
             self._order.full(frame.main_param)
 

@@ -158,6 +158,8 @@ class VulkanBackend:
             for taking in frame.takings:
                 taking.take()
             completion.device_us.update(frame.times())
+            if frame.timed:
+                completion.spent_ns = frame.spent()
         return completion
 
     def retire(self, submission: Submission) -> None:

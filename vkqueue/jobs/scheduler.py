@@ -5,16 +5,19 @@ meet), and what some do not use goes to the others. Within a connection rows lea
 `held.OrderedQueue` says once a row asks for more.
 
 A MANY row counts by the time that its launches are thought to take: a batch takes `pace.PART_NS` of them. One that has
-more leaves in parts, a batch each, with others' rows beside them and its own connection's behind them.
+more leaves in parts, a batch each, with others' rows beside them and its own connection's behind them. Rows of slow
+kernels (`cost`) count too, so that a batch takes no longer than its bound: one of them always goes.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from itertools import islice
 from operator import attrgetter
 
 from vkqueue.heap import LazyHeap
+from vkqueue.jobs.cost import Costs, target_of
 from vkqueue.jobs.held import Entry, OrderedQueue
 from vkqueue.jobs.pace import PART_NS
 from vkqueue.model import MANY, ROW_MSGID, ROW_STAMP, Row
@@ -60,6 +63,7 @@ class Scheduler:
 
     Args:
         max_failures: failed requests of a connection that `after` remembers.
+        costs: what rows are known to take, None where that does not matter.
 
     Attributes:
         queued: rows that have not left.
@@ -67,15 +71,18 @@ class Scheduler:
         launches: those of the MANY rows among the queued.
     """
 
-    def __init__(self, max_failures: int) -> None:
+    def __init__(self, max_failures: int, costs: Costs | None = None) -> None:
         self._max_failures = max_failures
+        self._costs = costs if costs is not None else Costs(0, 1)
+        self._part_ns = min(PART_NS, self._costs.bound_ns or PART_NS)
         self._sessions: dict[int, _SessionQueue] = {}
         self._active: deque[_SessionQueue] = deque()
         self._deadlines: LazyHeap[Entry] = LazyHeap(attrgetter("gone"))
         self._pipelines: dict[int, dict[Entry, None]] = {}  # pipeline -> entries held for it, in order
         self._oldest: int | None = None
         self._seq = 0
-        self._room = 0  # nanoseconds of MANY rows that the batch being taken has room for
+        # Nanoseconds of MANY rows that the batch being taken has room for; of other rows the bound's share of that.
+        self._room = 0
         self.queued = 0
         self.ready = 0
         self.launches = 0
@@ -217,7 +224,8 @@ class Scheduler:
         """Up to `most` ready rows, in fair turns; they have left the queue."""
         rows: list[Row] = []
         active = self._active
-        self._room = PART_NS
+        self._room = self._part_ns
+        slow = self._costs.slow
         # Those whose next row has no place in this batch; in the next one those come first that took nothing now.
         none: list[_SessionQueue] = []
         some: list[_SessionQueue] = []
@@ -225,8 +233,9 @@ class Scheduler:
             share = max((most - len(rows)) // len(active), 1)
             for _ in range(len(active)):
                 queue = active.popleft()
-                take, before = self._take_heavy if queue.heavy else self._take_from, len(rows)
-                waits = take(queue, min(share, most - len(rows)), now_ns, rows)
+                count, before = min(share, most - len(rows)), len(rows)
+                heavy = queue.heavy or (slow and self._holds_slow(queue, count))
+                waits = (self._take_heavy if heavy else self._take_from)(queue, count, now_ns, rows)
                 if queue.ready:
                     queue.look()
                     (active if not waits else some if len(rows) > before else none).append(queue)
@@ -240,13 +249,15 @@ class Scheduler:
         return rows
 
     def _take_heavy(self, queue: _SessionQueue, most: int, now_ns: int, rows: list[Row]) -> bool:
-        """`_take_from` where there may be MANY rows: one by one; whether the next one has to wait for another batch."""
+        """`_take_from` where there may be rows that count by their time: one by one; whether the next one has to wait
+        for another batch."""
         before, end = queue.ready, len(rows) + most
         waits = False
         while len(rows) < end and (row := queue.rest or _first(queue, now_ns)) is not None:
-            count, each = _launches(row), row[7].job.launch_ns if row[2] == MANY else 0
-            waits = count * each > self._room
-            if waits and self._room < PART_NS:
+            count, each = (row[7].count, row[7].job.launch_ns) if row[2] == MANY else (1, self._cost(row))
+            waits = count * each > max(self._room, 0)
+            if waits and self._room < self._part_ns:
+                self._costs.bounded += row[2] != MANY
                 break
             if queue.rest is not None:
                 queue.rest = None
@@ -255,7 +266,7 @@ class Scheduler:
             else:
                 queue.plain.popleft()
             if waits and count > 1:
-                count = max(PART_NS // each, 1)
+                count = max(self._part_ns // each, 1)
                 part, rest = row[7].cut(count)
                 queue.rest = (*row[:7], rest, *row[8:])
                 row = (*row[:7], part, *row[8:])
@@ -263,7 +274,8 @@ class Scheduler:
                 self.queued -= 1
             rows.append(row)
             self._room -= count * each
-            self.launches -= count
+            if row[2] == MANY:
+                self.launches -= count
             if waits:
                 break
         if queue.ordered is not None and not queue.ordered.entries:
@@ -271,6 +283,17 @@ class Scheduler:
         queue.heavy = queue.rest is not None or queue.ordered is not None or bool(queue.plain)
         self.ready += queue.ready - before
         return waits
+
+    def _holds_slow(self, queue: _SessionQueue, most: int) -> bool:
+        """Whether one of the rows that would leave may be slow."""
+        if queue.ordered is not None:
+            return True
+        return any(target_of(row) in self._costs.slow for row in islice(queue.plain, most))
+
+    def _cost(self, row: Row) -> int:
+        """What a row takes of `_room`."""
+        ns = self._costs.row_ns(row)
+        return ns * self._part_ns // self._costs.bound_ns if ns else 0
 
     def _take_from(self, queue: _SessionQueue, most: int, now_ns: int, rows: list[Row]) -> bool:
         ordered = queue.ordered

@@ -37,13 +37,14 @@ class _Size:
 class _Curve:
     """Times of one group, by samples."""
 
-    __slots__ = ("_base", "_batches", "_slope", "sizes", "times")
+    __slots__ = ("_base", "_batches", "_fitted", "_slope", "sizes", "times")
 
     def __init__(self) -> None:
         self.times: dict[int, _Size] = {}
         self.sizes: list[int] = []  # keys of `times`, rising
         self._batches = 0
         self._base = self._slope = 0.0
+        self._fitted = False
 
     def learn(self, samples: int, us: float) -> None:
         self._batches += 1
@@ -58,10 +59,11 @@ class _Curve:
             del self.times[size]
         if old:
             self.sizes = [size for size in self.sizes if size in self.times]
-        self._fit()
+        self._fitted = False
 
     def _fit(self) -> None:
         """Least squares over the known sizes; neither share is below 0."""
+        self._fitted = True
         count = len(self.sizes)
         mean_n = sum(self.sizes) / count
         mean_us = sum(known.us for known in self.times.values()) / count
@@ -74,6 +76,8 @@ class _Curve:
         self._base = mean_us - self._slope * mean_n
 
     def predict(self, samples: int) -> float:
+        if not self._fitted:
+            self._fit()
         place = bisect_left(self.sizes, samples)
         if place == len(self.sizes):
             return self.times[self.sizes[-1]].us + self._slope * (samples - self.sizes[-1])
@@ -150,6 +154,11 @@ class Predictor:
         """Samples up to `largest` that a batch may have to take no longer than `limit_us`; at least 1."""
         curve = self._curves.get(group)
         return max(curve.most(limit_us, largest), 1) if curve is not None else largest
+
+    def longest(self, group: Hashable) -> float | None:
+        """Microseconds of the size that takes longest of those known; None for a group of which nothing is."""
+        curve = self._curves.get(group)
+        return max(known.us for known in curve.times.values()) if curve is not None else None
 
     def error(self) -> dict[str, float]:
         """How far predictions were off, relative to what was measured after them.
