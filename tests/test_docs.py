@@ -142,3 +142,22 @@ def test_the_batching_policy_is_where_the_document_says() -> None:
     assert table is not None
     reasons = [name for row in rows(table[1])[2:] for name in re.findall(r"`(\w+)`", row[2])]
     assert set(reasons) == set(Batcher(1, 1, 1).reasons)
+
+
+def test_models_tells_every_key_reason_and_function() -> None:
+    from dataclasses import fields
+
+    from vkqueue.models import definition, expression
+    from vkqueue.models.batcher import REASONS
+    from vkqueue.models.policy import BatchingPolicy, QueuePolicy
+
+    text = (ROOT / "docs/models.md").read_text()
+    table = re.search(r"^### When a batch is closed\n(.*?)^###? ", text + "\n## ", re.MULTILINE | re.DOTALL)
+    assert table is not None
+    assert {row[0].strip("`") for row in rows(table[1])[2:] if row[1] != "default" and len(row) == 2} == set(REASONS)
+    named = {
+        *definition._KEYS,
+        *expression._FUNCTIONS,
+        *(field.name for policy in (BatchingPolicy, QueuePolicy) for field in fields(policy)),
+    }
+    assert [name for name in sorted(named) if not re.search(rf"\b{name}\b", text)] == []

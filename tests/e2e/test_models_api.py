@@ -21,6 +21,8 @@ from support.models import GAIN, files, mean, write_mean
 import vkqueue
 import vkqueue.aio
 from vkqueue import errors
+from vkqueue.models import safetensors
+from vkqueue.models.source import Weight
 
 pytestmark = pytest.mark.gpu
 
@@ -162,6 +164,66 @@ def test_from_modules_and_arrays(any_daemon: Daemon, tmp_path: Path) -> None:
                 gpu.model("made", 4)
     with vkqueue.connect(any_daemon.path, timeout=30) as gpu:
         gpu.unload_model("made")
+
+
+QUEUE = """
+[dynamic_batching]
+preferred_batch_size = [8]
+max_queue_delay_microseconds = 3_600_000_000
+[dynamic_batching.default_queue_policy]
+max_queue_size = 2
+allow_timeout_override = true
+"""
+
+
+def test_what_becomes_of_requests_that_wait(any_daemon: Daemon, tmp_path: Path) -> None:
+    """Of a model that waits an hour for a batch of eight."""
+    folder = write_mean(tmp_path)
+    config = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(re.sub(r"\n\[dynamic_batching\]\n.*\n", QUEUE, config))
+    x = samples(7)[:1, :4]
+    with vkqueue.connect(any_daemon.path, timeout=30) as gpu, vkqueue.connect(any_daemon.path, timeout=30) as other:
+        model = gpu.load_model(folder)
+        before = model.statistics()
+        with pytest.raises(errors.JobExpiredError, match="mean"):
+            model.infer(x=x, timeout=0.01)
+        waiting = model.submit(x=x)
+        assert waiting.cancel()
+        with pytest.raises(errors.JobCancelledError):
+            waiting.result()
+        full = [model.submit(x=x + i) for i in range(2)]
+        gpu.ping()
+        with pytest.raises(errors.OverloadedError, match="max_queue_size"):
+            other.model("mean").infer(x=x)
+        for future in full:
+            assert future.cancel()
+
+        async def impatient() -> None:
+            async with vkqueue.aio.connect(any_daemon.path) as patient:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for((await patient.model("mean")).infer(x=x), 0.05)
+                assert (await patient.model_statistics("mean"))[0]["queued"] == 0
+
+        asyncio.run(impatient())
+        eight = np.ascontiguousarray(np.broadcast_to(x, (8, *x.shape[1:])))
+        y, timing = model.infer(x=eight, timing=True)
+        np.testing.assert_allclose(y, mean(eight), rtol=1e-5)
+        assert timing.batch == 8
+        after = model.statistics()
+        gpu.unload_model("mean")
+    counted = ("expired", "cancelled", "rejected", "inference_count", "execution_count")
+    assert [after[key] - before[key] for key in counted] == [1, 4, 1, 8, 1]
+
+
+def test_weights_that_no_message_carries(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    daemon = start(config="[limits]\nmax_message_bytes = 1048576\nmax_module_bytes = 1048576\n")
+    folder = write_mean(tmp_path)
+    large = np.random.default_rng(8).integers(0, 255, 3 << 20, np.uint8).tobytes()
+    weights = {"other": Weight("U8", (len(large),), large), "gain": Weight("F32", (4,), GAIN.tobytes())}
+    safetensors.write(folder / "weights.safetensors", weights)
+    x = samples(8)
+    with vkqueue.connect(daemon.path, timeout=30) as gpu:
+        np.testing.assert_allclose(gpu.load_model(folder).infer(x=x), mean(x), rtol=1e-5)
 
 
 def test_a_repository(start: Callable[..., Daemon], tmp_path: Path) -> None:
