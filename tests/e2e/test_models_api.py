@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -213,6 +214,40 @@ def test_what_becomes_of_requests_that_wait(any_daemon: Daemon, tmp_path: Path) 
         gpu.unload_model("mean")
     counted = ("expired", "cancelled", "rejected", "inference_count", "execution_count")
     assert [after[key] - before[key] for key in counted] == [1, 4, 1, 8, 1]
+
+
+def test_an_ensemble(any_daemon: Daemon, tmp_path: Path) -> None:
+    """mean(x) as rows of one, and their mean again: the gain twice."""
+    write_mean(tmp_path)
+    again = write_mean(tmp_path, 2 * GAIN).rename(tmp_path / "again")
+    config = tomllib.loads((again / "config.toml").read_text()) | {"name": "again", "dimensions": {}}
+    config["input"] = [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}]
+    config["temporary"] = [{"name": "ones", "size": "batch * 4"}]
+    (node,) = config["node"]
+    node["args"][1], node["scalars"]["seq"] = "ones", 1
+    config["node"] = [{"fill": "ones", "value": 1}, node]
+    steps = [
+        {"model_name": "again", "input_map": {"x": "half"}, "output_map": {"y": "out"}},
+        {"model_name": "mean", "input_map": {"x": "in"}, "output_map": {"y": "half"}},
+    ]
+    whole = {
+        "max_batch_size": 16,
+        "dynamic_batching": {},
+        "input": [{"name": "in", "data_type": "TYPE_FP32", "dims": ["rows", 4]}],
+        "output": [{"name": "out", "data_type": "TYPE_FP32", "dims": [4]}],
+        "ensemble_scheduling": {"step": steps},
+    }
+    with vkqueue.connect(any_daemon.path, timeout=30) as gpu:
+        gpu.load_model(write_mean(tmp_path))
+        gpu.load_model("again", config, kernels={"mean": again / "mean.comp"}, weights={"gain": 2 * GAIN})
+        model = gpu.load_model("both", whole)
+        for seed in range(5):
+            x = samples(seed)
+            np.testing.assert_allclose(model.infer({"in": x}), 2 * GAIN * mean(x), rtol=1e-5)
+        with pytest.raises(errors.InvalidError, match="64"):
+            model.infer({"in": np.zeros((1, 65, 4), F32)})
+        gpu.unload_model("both")
+        gpu.unload_model("again")
 
 
 def test_weights_that_no_message_carries(start: Callable[..., Daemon], tmp_path: Path) -> None:
