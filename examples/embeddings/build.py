@@ -10,14 +10,14 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from network import KERNELS
+from network import SOURCES
 
 HERE = Path(__file__).parent
 
 
 def build(name: str, folder: Path) -> Path:
     """Compile one module into a folder."""
-    source, *flags = KERNELS[name]
+    source, *flags = SOURCES[name]
     made = folder / f"{name}.spv"
     command = ["glslc", "--target-env=vulkan1.1", *flags, HERE / "kernels" / source, "-o", made]
     subprocess.run(command, check=True, timeout=60)
@@ -25,7 +25,7 @@ def build(name: str, folder: Path) -> Path:
 
 
 def main() -> None:
-    for name in KERNELS:
+    for name in SOURCES:
         print(f"wrote {build(name, HERE / 'kernels').relative_to(HERE)}")
 
 

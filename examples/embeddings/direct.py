@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import vkqueue
-from network import KERNELS, Architecture, Tuning, config
+from network import Architecture, Tuning, config
 from vkqueue.models.definition import Definition
 from vkqueue.models.instantiate import instantiate
 from weights import Array, Tensors
@@ -30,7 +30,7 @@ class Network:
         self._definition = Definition.from_map(config(shape, tuning))
         self._names = list(weights)
         self._weights = {name: gpu.array(array) for name, array in weights.items()}
-        self._kernels = {name: gpu.load(HERE / f"kernels/{name}.spv").kernel for name in KERNELS}
+        self._kernels = {name: gpu.load(HERE / f"kernels/{name}.spv").kernel for name in tuning.kernels}
         self._graphs: dict[tuple[int, int], Any] = {}
 
     def plan(self, batch: int, seq: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import reference
 import vkqueue
 import weights
 from direct import Network, batch_of
-from network import TUNINGS, Architecture, Tile
+from network import TUNINGS, Architecture, LaneTile, Tile, kind_of
 
 Shape = tuple[int, int]
 SHAPES = "1x16,1x32,8x32,1x128,32x32,8x128,32x128,32x256"
@@ -38,6 +38,7 @@ CANDIDATES = [
     Tile(128, 64, 16, 8, 1, 1), Tile(128, 64, 32, 8, 1, 1), Tile(64, 128, 16, 8, 1, 1), Tile(64, 128, 32, 8, 2, 2),
     Tile(128, 128, 16, 8, 2, 1), Tile(128, 128, 8, 8, 2, 1), Tile(32, 64, 32, 8, 2, 2), Tile(64, 64, 32, 8, 2, 1),
 ]  # fmt: skip
+LANE_CANDIDATES = [LaneTile(8, rows, columns) for rows in (1, 2, 4, 8) for columns in (1, 2, 4)]
 
 
 class Launches:
@@ -81,11 +82,12 @@ def operations(node: dict[str, Any]) -> float:
     return 2.0 * scalars["rows"] * scalars["columns"] * scalars["k"]
 
 
-def with_tile(node: dict[str, Any], tile: Tile) -> dict[str, Any]:
+def with_tile(node: dict[str, Any], tile: Tile | LaneTile) -> dict[str, Any]:
     """The same product in other tiles."""
     scalars = node["scalars"]
+    gelu = {name: value for name, value in node["specialization"].items() if name == "GELU"}
     grid = [-(-scalars["columns"] // tile.n), -(-scalars["rows"] // tile.m)]
-    return node | {"grid": grid, "specialization": {**node["specialization"], **tile.constants(scalars["k"])}}
+    return node | {"grid": grid, "specialization": {**gelu, **tile.constants(scalars["k"])}}
 
 
 def whole(net: Network, shape: Shape, source: weights.Tensors, architecture: Architecture) -> list[str]:
@@ -119,10 +121,17 @@ def launch_rows(launches: Launches, shape: Shape, layers: int) -> Iterator[list[
         each = launches.time_us(node)
         times = 1 if name in ("embed", "pool") else layers
         total += times * each
-        rate = f"{operations(node) / each / 1e3:,.0f}" if node["kernel"].startswith("matmul") else ""
+        rate = f"{operations(node) / each / 1e3:,.0f}" if "k" in node["scalars"] else ""
         groups = str(int(np.prod(node["grid"])))
         yield [f"{shape[0]} x {shape[1]}", name, str(times), groups, f"{each:,.1f}", rate]
     yield [f"{shape[0]} x {shape[1]}", "sum", "", "", f"{total:,.0f}", ""]
+
+
+def fits(tile: dict[str, int], limits: dict[str, Any]) -> bool:
+    """Whether a tile's parts are whole, and its shared memory is there."""
+    partial = 2 * (tile["TILE_M"] // 4) * (tile["TILE_K"] // 4) * 16 + tile["TILE_M"] * 8
+    shared = tile["SHARED4"] * 16 + partial
+    return tile["TILE_K"] % tile["SPLIT"] == 0 and shared <= int(limits["maxComputeSharedMemorySize"])
 
 
 def sweep_rows(launches: Launches, shape: Shape, limits: dict[str, Any]) -> Iterator[list[str]]:
@@ -130,12 +139,9 @@ def sweep_rows(launches: Launches, shape: Shape, limits: dict[str, Any]) -> Iter
     for name in ("qkv", "out", "up", "down"):
         node = launches.nodes[name]
         found = []
-        for tile in CANDIDATES:
+        for tile in CANDIDATES if node["kernel"].startswith("matmul") else LANE_CANDIDATES:
             trial = with_tile(node, tile)
-            constants = trial["specialization"]
-            norm = 2 * (tile.m // 4) * (constants["TILE_K"] // 4) * 16 + tile.m * 8
-            shared = constants["SHARED4"] * 16 + norm
-            if constants["TILE_K"] % tile.split == 0 and shared <= limits["maxComputeSharedMemorySize"]:
+            if isinstance(tile, LaneTile) or fits(trial["specialization"], limits):
                 found.append((launches.time_us(trial), tile, trial))
         mine = launches.time_us(node)
         yield [f"{shape[0]} x {shape[1]}", name, "as configured", "", f"{mine:,.1f}", ""]
@@ -158,7 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the network's launches.")
     parser.add_argument("--shapes", default=SHAPES, help="batch x length, with commas between")
     parser.add_argument("--weights", type=Path, help="model.safetensors of the package; else random")
-    parser.add_argument("--tiles", choices=TUNINGS, default="gpu")
+    parser.add_argument("--tiles", choices=TUNINGS, help="else those for the kind of the device")
     parser.add_argument("--launches", action="store_true", help="each kind of launch by itself")
     parser.add_argument("--sweep", action="store_true", help="other tiles of each product")
     parser.add_argument("--repeats", type=int, default=50, help="of a launch in the graph that is timed")
@@ -169,10 +175,11 @@ def main() -> None:
     architecture = Architecture(vocabulary=len(source["embeddings.word_embeddings.weight"]))
     with vkqueue.connect(spawn=True) as gpu:
         assert gpu.device is not None
-        net = Network(gpu, weights.converted(source, architecture), architecture, TUNINGS[options.tiles])
+        kind = options.tiles or kind_of(gpu.device)
+        net = Network(gpu, weights.converted(source, architecture), architecture, TUNINGS[kind])
         rows = [whole(net, shape, source, architecture) for shape in shapes]
         columns = "batch x length; device, us; least; round trip, us; embeddings/s; 1 - cosine, difference"
-        table(f"batches on {gpu.device.name}, tiles for {options.tiles}", columns, rows)
+        table(f"batches on {gpu.device.name}, tiles for {kind}", columns, rows)
         for shape in shapes:
             if options.launches or options.sweep:
                 launches = Launches(gpu, net, shape, options.repeats)

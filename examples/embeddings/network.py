@@ -16,11 +16,14 @@ from typing import Any, NamedTuple
 ROWS = "batch * seq"
 BUCKETS = (16, 32, 64, 128, 256)
 MAX_BATCH_SIZE = 32
-KERNELS = {
+SOURCES = {
     "embed": ("embed.comp",),
     "matmul_norm": ("matmul.comp", "-DNORM"),
     "matmul_residual": ("matmul.comp",),
     "attention": ("attention.comp",),
+    "lanes_norm": ("matmul_lanes.comp", "-DNORM"),
+    "lanes_residual": ("matmul_lanes.comp",),
+    "lanes_attention": ("attention_lanes.comp",),
     "pool": ("pool.comp",),
 }
 """Compiled module → its source in kernels/, and what the compiler is told."""
@@ -64,7 +67,29 @@ class Tile(NamedTuple):
         }
 
 
-Tiles = tuple[tuple[int, Tile], ...]
+class LaneTile(NamedTuple):
+    """Specialization constants of kernels/matmul_lanes.comp."""
+
+    lanes: int
+    rows: int
+    columns4: int
+
+    @property
+    def m(self) -> int:
+        """Rows of the result."""
+        return self.lanes * self.rows
+
+    @property
+    def n(self) -> int:
+        """Columns of the result."""
+        return self.lanes * self.columns4 * 4
+
+    def constants(self, k: int) -> dict[str, int]:
+        """By name; whatever k is."""
+        return {"LANES": self.lanes, "ROWS": self.rows, "COLUMNS4": self.columns4}
+
+
+Tiles = tuple[tuple[int, Tile | LaneTile], ...]
 """(From so many rows on, this tile), ascending from 0."""
 
 
@@ -73,20 +98,41 @@ class Tuning:
     """What suits a kind of device.
 
     Attributes:
+        norm, residual, attention: modules.
         wide: tiles of products with more columns than `hidden`.
         narrow: of those with `hidden` columns.
-        queries, split, keys: constants of kernels/attention.comp.
+        queries: of a work group of the attention.
+        constants: of its module; HEAD4 is added.
     """
 
+    norm: str
+    residual: str
+    attention: str
     wide: Tiles
     narrow: Tiles
     queries: int
-    split: int
-    keys: int
+    constants: dict[str, int]
+
+    @property
+    def kernels(self) -> list[str]:
+        """All modules."""
+        return ["embed", self.norm, self.attention, self.residual, "pool"]
+
+
+def lanes(width: int) -> Tuning:
+    """For processors whose vectors have so many floats, and their subgroups so many invocations."""
+    # Twice the rows would be a tenth faster, and take lavapipe a second longer to compile.
+    wide: Tiles = ((0, LaneTile(width, 2, 4)),)
+    narrow: Tiles = ((0, LaneTile(width, 2, 2)), (17, LaneTile(width, 2, 4)))
+    attention = {"LANES": width, "ROWS": 4}
+    return Tuning("lanes_norm", "lanes_residual", "lanes_attention", wide, narrow, 4 * width, attention)
 
 
 TUNINGS = {
     "gpu": Tuning(
+        norm="matmul_norm",
+        residual="matmul_residual",
+        attention="attention",
         wide=(
             (0, Tile(16, 32, 64, 4, 1, 8)),
             (129, Tile(32, 32, 64, 4, 1, 4)),
@@ -98,18 +144,18 @@ TUNINGS = {
             (1025, Tile(64, 64, 32, 4, 1, 1)),
         ),
         queries=32,
-        split=4,
-        keys=64,
+        constants={"THREADS": 128, "QUERIES": 32, "SPLIT": 4, "KEYS": 64},
     ),
-    # lavapipe runs eight invocations at once, and each load costs it as much as eight of its multiplications.
-    "cpu": Tuning(
-        wide=((0, Tile(32, 64, 32, 8, 2, 2)), (33, Tile(64, 64, 32, 8, 2, 1))),
-        narrow=((0, Tile(32, 64, 32, 8, 2, 2)), (33, Tile(64, 64, 32, 8, 2, 1))),
-        queries=32,
-        split=1,
-        keys=64,
-    ),
+    "cpu": lanes(8),
+    "cpu4": lanes(4),
 }
+
+
+def kind_of(device: Any) -> str:
+    """The tuning that suits a device of the client's."""
+    if device is None or device.type != "cpu":
+        return "gpu"
+    return "cpu" if device.limits.get("subgroupSize", 0) >= 8 else "cpu4"
 
 
 def stepwise(steps: list[tuple[int, int]]) -> int | str:
@@ -125,11 +171,12 @@ def product(kernel: str, args: list[str], k: int, columns: int, tiles: Tiles, **
     """A node that multiplies."""
     by_step = [(start, tile.constants(k)) for start, tile in tiles]
     chosen = {name: stepwise([(start, constants[name]) for start, constants in by_step]) for name in by_step[0][1]}
+    across, down = stepwise([(start, t.n) for start, t in tiles]), stepwise([(start, t.m) for start, t in tiles])
     return {
         "kernel": kernel,
         "args": args,
         "scalars": {"rows": ROWS, "columns": columns, "k": k, **more.pop("scalars", {})},
-        "grid": [f"ceil({columns}, {chosen['TILE_N']})", f"ceil({ROWS}, {chosen['TILE_M']})"],
+        "grid": [f"ceil({columns}, {across})", f"ceil({ROWS}, {down})"],
         "specialization": chosen | more,
     }
 
@@ -141,27 +188,20 @@ def layer_nodes(shape: Architecture, tuning: Tuning, number: int) -> list[dict[s
 
     def normed(name: str, source: str, stats: str, target: str, columns: int, **more: Any) -> dict[str, Any]:
         args = [source, *(f"{weight}{name}.{part}" for part in ("weight", "total", "shift")), stats, target]
-        return product("matmul_norm", args, shape.hidden, columns, tuning.wide, **norm, **more)
+        return product(tuning.norm, args, shape.hidden, columns, tuning.wide, **norm, **more)
 
     def added(name: str, source: str, residual: str, stats: str, target: str, k: int) -> dict[str, Any]:
         w, bias, gain = (f"{weight}{name}.{part}" for part in ("weight", "bias", "gain"))
         return product(
-            "matmul_residual", [source, w, bias, residual, gain, stats, target], k, shape.hidden, tuning.narrow
+            tuning.residual, [source, w, bias, residual, gain, stats, target], k, shape.hidden, tuning.narrow
         )
 
-    width = shape.hidden // shape.heads
     attention = {
-        "kernel": "attention",
+        "kernel": tuning.attention,
         "args": ["qkv", "lengths", "context"],
         "scalars": {"seq": "seq", "heads": shape.heads},
         "grid": [f"ceil(seq, {tuning.queries})", shape.heads, "batch"],
-        "specialization": {
-            "THREADS": tuning.queries * tuning.split,
-            "QUERIES": tuning.queries,
-            "SPLIT": tuning.split,
-            "KEYS": tuning.keys,
-            "HEAD4": width // 4,
-        },
+        "specialization": {**tuning.constants, "HEAD4": shape.hidden // shape.heads // 4},
     }
     return [
         normed("qkv", "hidden", "hidden_stats", "qkv", 3 * shape.hidden),
@@ -219,7 +259,7 @@ def config(shape: Architecture, tuning: Tuning, weights: str = "model.safetensor
         ],
         "output": [{"name": "embedding", "data_type": "TYPE_FP32", "dims": [shape.hidden]}],
         "weights": {"file": weights},
-        "kernel": [{"name": name, "file": f"{name}.spv"} for name in KERNELS],
+        "kernel": [{"name": name, "file": f"{name}.spv"} for name in tuning.kernels],
         "temporary": [{"name": name, "size": f"{row}{width}"} for name, width in sizes.items()],
         "node": nodes(shape, tuning),
     }

@@ -1,6 +1,6 @@
 """Lays out a repository of models with the network in it, from the installed package.
 
-    python examples/embeddings/prepare.py FOLDER [--tiles gpu|cpu]
+    python examples/embeddings/prepare.py FOLDER [--tiles gpu|cpu|cpu4]
     vkqueue serve --set models.repository=FOLDER
 
 FOLDER/minilm then has config.toml and the kernels, and FOLDER/minilm/1 the weights as the kernels want them (88 MB,
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import weights
-from network import KERNELS, TUNINGS, Architecture, config, toml
+from network import TUNINGS, Architecture, config, toml
 
 HERE = Path(__file__).parent
 NAME = "minilm"
@@ -47,7 +47,7 @@ def prepare(folder: Path, kind: str, source: Path | None = None) -> Path:
     if not file.exists():
         found = weights.read(source or weights.package_folder() / "model.safetensors")
         weights.write(file, weights.converted(found, shape))
-    for kernel in KERNELS:
+    for kernel in TUNINGS[kind].kernels:
         shutil.copyfile(HERE / f"kernels/{kernel}.spv", model / f"{kernel}.spv")
     (model / "config.toml").write_text(toml(config(shape, TUNINGS[kind], file.name)))
     return model

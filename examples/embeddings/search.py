@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 import vkqueue
+from network import kind_of
 from prepare import NAME, default_folder, prepare
 from text import load_tokenizer
 from weights import Array, MissingError
@@ -34,7 +35,7 @@ def loaded(gpu: vkqueue.Client) -> Any:
     try:
         return gpu.model(NAME)
     except vkqueue.NotFoundError:
-        kind = "cpu" if gpu.device is not None and gpu.device.type == "cpu" else "gpu"
+        kind = kind_of(gpu.device)
         return gpu.load_model(prepare(default_folder(kind), kind))
 
 

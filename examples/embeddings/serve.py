@@ -1,6 +1,6 @@
 """A daemon that has the network: `vkqueue serve` with a repository of it.
 
-    python examples/embeddings/serve.py [--tiles gpu|cpu] [--folder FOLDER] [OPTIONS of vkqueue serve…]
+    python examples/embeddings/serve.py [--tiles gpu|cpu|cpu4] [--folder FOLDER] [OPTIONS of vkqueue serve…]
 
 Lays the repository out first (prepare.py), in the user's cache unless told otherwise. Then any client can say
 `gpu.model("minilm").infer(input_ids=…)`, and so can the shell: `vkqueue model list`.

@@ -1,5 +1,6 @@
 #version 450
 #extension GL_EXT_control_flow_attributes : require
+#extension GL_GOOGLE_include_directive : require
 // out = epilogue(a * weight), where a has rows of k values and the weight is stored [k, columns].
 //
 // A work group makes a tile of TILE_M rows and TILE_N columns. Its invocations are SPLIT groups, each of which goes over
@@ -22,24 +23,7 @@ layout(constant_id = 4) const uint BLOCK_M = 4;    // a multiple of 4
 layout(constant_id = 5) const uint BLOCK_N4 = 1;
 layout(constant_id = 6) const uint SPLIT = 1;
 layout(constant_id = 7) const uint SHARED4 = 1024; // the larger of (TILE_M + TILE_N) * TILE_K / 4 and SPLIT * TILE_M * TILE_N / 4
-layout(constant_id = 8) const uint GELU = 0;
-
-layout(set = 0, binding = 0) readonly buffer A { vec4 data[]; } a;
-layout(set = 0, binding = 1) readonly buffer Weight { vec4 data[]; } weight;
-#ifdef NORM
-layout(set = 0, binding = 2) readonly buffer Total { vec4 data[]; } total;
-layout(set = 0, binding = 3) readonly buffer Shift { vec4 data[]; } shift;
-layout(set = 0, binding = 4) writeonly buffer Stats { vec2 data[]; } stats;  // mean, 1 / standard deviation
-layout(set = 0, binding = 5) writeonly buffer Out { vec4 data[]; } result;
-layout(push_constant) uniform Scalars { uint rows; uint columns; uint k; float epsilon; };
-#else
-layout(set = 0, binding = 2) readonly buffer Bias { vec4 data[]; } bias;
-layout(set = 0, binding = 3) readonly buffer Residual { vec4 data[]; } residual;
-layout(set = 0, binding = 4) readonly buffer Gain { vec4 data[]; } gain;
-layout(set = 0, binding = 5) readonly buffer Stats { vec2 data[]; } stats;
-layout(set = 0, binding = 6) writeonly buffer Out { vec4 data[]; } result;
-layout(push_constant) uniform Scalars { uint rows; uint columns; uint k; };
-#endif
+#include "product.glsl"
 
 const uint M4 = TILE_M / 4, N4 = TILE_N / 4, K4 = TILE_K / 4;
 const uint A_BLOCKS = (M4 * K4 + THREADS - 1) / THREADS;      // of 4 by 4 values that an invocation loads
@@ -54,15 +38,6 @@ shared vec4 tile[SHARED4];  // [TILE_K, M4] of a, transposed, then [TILE_K, N4] 
 shared vec4 sums[M4 * K4], squares[M4 * K4];
 shared vec2 norm[TILE_M];
 #endif
-
-float gelu(float x) {
-    // x / 2 * (1 + erf(x / sqrt(2))); erf by Abramowitz and Stegun 7.1.26 is off by 1.5e-7 at most.
-    float z = abs(x) * 0.70710678118654752;
-    float t = 1 / (1 + 0.3275911 * z);
-    float tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
-    float half_erfc = 0.5 * tail * exp(-z * z);
-    return x >= 0 ? x - x * half_erfc : x * half_erfc;
-}
 
 void main() {
     const uint lane = gl_LocalInvocationIndex;
@@ -90,7 +65,7 @@ void main() {
                         tile[(4 * step + j) * M4 + at] = turned[j];
 #ifdef NORM
                         sum[i] += turned[j];
-                        square[i] += turned[j] * turned[j];
+                        square[i] = fma(turned[j], turned[j], square[i]);
 #endif
                     }
                 }
@@ -122,7 +97,7 @@ void main() {
                     const vec4 four = tile[step * M4 + m4 + i];
                     [[unroll]] for (uint l = 0; l < 4; l++)
                         [[unroll]] for (uint j = 0; j < BLOCK_N4; j++)
-                            acc[(4 * i + l) * BLOCK_N4 + j] += four[l] * w[j];
+                            acc[(4 * i + l) * BLOCK_N4 + j] = fma(vec4(four[l]), w[j], acc[(4 * i + l) * BLOCK_N4 + j]);
                 }
             }
         }
@@ -143,8 +118,7 @@ void main() {
             all += sums[m / 4 * K4 + i][m % 4];
             all_squares += squares[m / 4 * K4 + i][m % 4];
         }
-        const float mean = all / k;
-        norm[m] = vec2(mean, inversesqrt(max(all_squares / k - mean * mean, 0) + epsilon));
+        norm[m] = deviation(all, all_squares, epsilon);
         if (gl_WorkGroupID.x == 0 && first_m + m < rows) stats.data[first_m + m] = norm[m];
     }
 #endif
@@ -171,15 +145,11 @@ void main() {
             value = acc[i];
         }
         const uint row = first_m + m, column4 = first_n4 + n;
-        if (row < rows && column4 < columns4) {
+        if (row < rows && column4 < columns4)
 #ifdef NORM
-            value = norm[m].y * (value - norm[m].x * total.data[column4]) + shift.data[column4];
-            if (GELU != 0) value = vec4(gelu(value.x), gelu(value.y), gelu(value.z), gelu(value.w));
+            finish(row, column4, value, norm[m]);
 #else
-            const vec2 its = stats.data[row];
-            value += (residual.data[row * columns4 + column4] - its.x) * its.y * gain.data[column4] + bias.data[column4];
+            finish(row, column4, value, stats.data[row]);
 #endif
-            result.data[row * columns4 + column4] = value;
-        }
     }
 }

@@ -26,7 +26,7 @@ def test_what_is_kept_is_what_is_written(module: Import) -> None:
     assert tomllib.loads(written) == network.config(network.Architecture(), network.TUNINGS["gpu"])
 
 
-@pytest.mark.parametrize("kind", ["gpu", "cpu"])
+@pytest.mark.parametrize("kind", ["gpu", "cpu", "cpu4"])
 def test_every_shape_has_a_graph_that_fits(kind: str, module: Import) -> None:
     """Work groups and shared memory, all rows and columns in a tile, and as many invocations as the tile needs."""
     network = module("network")
@@ -44,6 +44,8 @@ def test_every_shape_has_a_graph_that_fits(kind: str, module: Import) -> None:
                 assert constants.get("THREADS", 64) <= MOST_INVOCATIONS
                 if node["kernel"].startswith("matmul"):
                     check_product(node["scalars"], constants, node["grid"])
+                elif node["kernel"] in ("lanes_norm", "lanes_residual"):
+                    check_lanes(node["scalars"], constants, node["grid"])
     assert used == set(handles.values())
 
 
@@ -57,6 +59,13 @@ def check_product(scalars: dict[str, Any], tile: dict[str, Any], grid: list[int]
     assert tile["SHARED4"] * 4 >= max((m + n) * k, split * m * n if split > 1 else 0)
     norm = 2 * (m // 4) * (k // 4) * 16 + m * 8  # partial sums, partial squares, mean and deviation
     assert tile["SHARED4"] * 16 + norm <= MOST_SHARED_BYTES
+
+
+def check_lanes(scalars: dict[str, Any], tile: dict[str, Any], grid: list[int]) -> None:
+    m, n = tile["LANES"] * tile["ROWS"], tile["LANES"] * tile["COLUMNS4"] * 4
+    assert tile["LANES"] in (4, 8)
+    assert grid[0] * n >= scalars["columns"] > (grid[0] - 1) * n
+    assert grid[1] * m >= scalars["rows"] > (grid[1] - 1) * m
 
 
 def test_steps_of_expressions(module: Import) -> None:

@@ -22,7 +22,7 @@ def close(found: Any, expected: Any, difference: Any) -> bool:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (*KINDS, "cpu4"))
 def test_a_small_network_is_numpys(kind: str, gpu: vkqueue.Client, small: Any, module: Import) -> None:
     """Texts of all lengths in one batch, up to the whole of the longest bucket."""
     net = module("direct").Network(gpu, small.converted, small.shape, module("network").TUNINGS[kind])
