@@ -17,10 +17,10 @@ PUBLIC = [
     "Binding", "Client", "CompileError", "ConnectionLostError", "DeniedError", "DependencyError", "Device",
     "DeviceArray", "DeviceLostError", "Each", "Future", "Graph", "InferTiming", "Inferred", "InternalError",
     "InvalidError", "JobCancelledError", "JobExpiredError", "JobTimeoutError", "Kernel", "Limits", "Model", "ModelInfo",
-    "ModelTensor", "Module", "NotFoundError", "Out", "OutOfDeviceMemoryError", "OverloadedError", "ProtocolError", "QuotaError", "Saved", "Scalar",
+    "ModelTensor", "Module", "NotFoundError", "Out",
+    "OutOfDeviceMemoryError", "OverloadedError", "ProtocolError", "QuotaError", "Saved", "Scalar",
     "SharedArray", "ShuttingDownError", "Signature", "SpecConstant", "Timed", "Timing", "TooLargeError",
-    "UnknownMethodError",
-    "UnsupportedError", "VkqueueError", "__version__", "connect", "each", "out",
+    "UnknownMethodError", "UnsupportedError", "VkqueueError", "__version__", "connect", "each", "out",
 ]  # fmt: skip
 
 PUBLIC_AIO = [
