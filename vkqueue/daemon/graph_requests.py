@@ -239,9 +239,7 @@ class GraphRequests:
         plan = graph.template.plan
         scalars = p.get("scalars") or {}
         plan.check_scalars(scalars)
-        buffers, inline, payload = bound_by(
-            session, graph, p.get("buffers") or {}, self._limits.max_message_bytes
-        )
+        buffers, inline, payload = bound_by(session, graph, p.get("buffers") or {}, self._limits.max_message_bytes)
         packed = b"".join([pack_value(type_, scalars[name]) for name, type_ in plan.scalars.items()])
         instance, token = self._instance(session, graph, buffers, inline, scalars, packed)
         options = service.dispatcher.options(session, graph.device, msgid, p, now)
@@ -277,9 +275,7 @@ class GraphRequests:
             lane = self._lane(session, graph)
         elif lane.inline is None:
             lane.inline = self._reserve(session, graph.device, graph.template.inline_bytes, "inputs and outputs")
-        bindings = Bindings(
-            buffers, inline, lane.arena.id if lane.arena else 0, lane.inline.id if lane.inline else 0
-        )
+        bindings = Bindings(buffers, inline, lane.arena.id if lane.arena else 0, lane.inline.id if lane.inline else 0)
         new_id = self._service.new_id
         instance, token = graph.template.bind(bindings, scalars, new_id(), new_id())
         gone = graph.keep(key, instance, token)

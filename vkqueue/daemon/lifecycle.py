@@ -391,9 +391,7 @@ class Daemon:
             fixed = [name for name in changed if name not in RELOADABLE]
             taken = {name.partition(".")[2]: None for name in changed if name in RELOADABLE}
             values = {key: getattr(config.daemon, key) for key in taken}
-            self._config = dataclasses.replace(
-                self._config, daemon=dataclasses.replace(self._config.daemon, **values)
-            )
+            self._config = dataclasses.replace(self._config, daemon=dataclasses.replace(self._config.daemon, **values))
             logs.setup(self._config.daemon.log_level, self._config.daemon.log_format, journal=self._journal)
             if self._clients is not None:
                 self._clients.configure(self._config, access)

@@ -63,9 +63,7 @@ class Listener:
         self._starving = False
         self.name = path or str(sockets[0].getsockname())
 
-    def start(
-        self, on_client: Callable[[socket.socket], None], on_starved: Callable[[socket.socket], None]
-    ) -> None:
+    def start(self, on_client: Callable[[socket.socket], None], on_starved: Callable[[socket.socket], None]) -> None:
         """Accept from now on.
 
         Args:

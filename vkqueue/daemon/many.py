@@ -92,9 +92,7 @@ class ManyRequests:
                 {"count": count, "max_many_launches": most},
             )
 
-    def _checker(
-        self, session: Session, device: Device, plan: Plan, p: dict[str, Any], known: ManyArgs | None
-    ) -> Any:
+    def _checker(self, session: Session, device: Device, plan: Plan, p: dict[str, Any], known: ManyArgs | None) -> Any:
         objects, generation = session.objects, device.generation
 
         def find(handle: Any, label: str) -> Buffer:

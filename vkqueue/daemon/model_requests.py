@@ -108,7 +108,7 @@ class ModelRequests:
 
     def unload(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         """`model.unload`"""
-        self._models.version(p["name"], p.get("version"))
+        self._models.leaving(p["name"], p.get("version"))
 
         async def unloaded() -> dict[str, Any]:
             await self._models.unload(p["name"], p.get("version"))

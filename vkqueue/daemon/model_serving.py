@@ -307,6 +307,11 @@ class Serving:
         self.fail_waiting(error)
         self._arm(None, 0)
 
+    @property
+    def retiring(self) -> bool:
+        """Whether it goes once all are answered."""
+        return self._on_idle is not None
+
     def retire(self, on_idle: Callable[[], None]) -> None:
         """Take no more requests (the caller sees to that); `on_idle` is called once all are answered."""
         self._on_idle = on_idle

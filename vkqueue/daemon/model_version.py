@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from vkqueue.daemon.model_statistics import ModelStatistics
@@ -22,9 +23,25 @@ class Version:
         source: what it is made from, kept so that it can be made again; None while it was never read.
         device: where it is, or is to be.
         lost: whether it is made again when its device works.
+        leaving: what was served once all its requests are answered.
     """
 
-    __slots__ = ("definition", "device", "lost", "name", "number", "reason", "serving", "source", "state", "statistics")
+    __slots__ = (
+        "definition", "device", "leaving", "lost", "name", "number", "reason", "serving", "source", "state",
+        "statistics",
+    )  # fmt: skip
+        "definition",
+        "device",
+        "leaving",
+        "lost",
+        "name",
+        "number",
+        "reason",
+        "serving",
+        "source",
+        "state",
+        "statistics",
+    )
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
@@ -37,6 +54,7 @@ class Version:
         self.serving: Serving | None = None
         self.statistics = ModelStatistics()
         self.lost = False
+        self.leaving: list[asyncio.Future[None]] = []
 
     def to_wire(self) -> dict[str, Any]:
         """As `model.list` has it."""

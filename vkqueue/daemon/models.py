@@ -196,7 +196,7 @@ class Models:
         repository = self.repository
         if repository is None:
             raise NotFoundError("this daemon has no repository of models ([models] repository); send the config")
-        return await self._load(name, number, lambda: asyncio.to_thread(repository.read, name, number), device)
+        return await self._load(name, number, lambda: asyncio.to_thread(repository.read, name, number), device, True)
 
     async def load_selected(self, name: str, number: int | None, device: Device | None) -> list[int]:
         """Load a version from the repository, or all that the model's policy selects; others of it are unloaded then.
@@ -224,10 +224,15 @@ class Models:
         async def given() -> ModelSource:
             return source
 
-        return await self._load(source.name, source.version, given, device)
+        return await self._load(source.name, source.version, given, device, False)
 
     async def _load(
-        self, name: str, number: int, read: Callable[[], Coroutine[Any, Any, ModelSource]], device: Device | None
+        self,
+        name: str,
+        number: int,
+        read: Callable[[], Coroutine[Any, Any, ModelSource]],
+        device: Device | None,
+        stored: bool,
     ) -> Version:
         async with self._locks.setdefault(name, asyncio.Lock()):
             known = self.versions.get(name, {}).get(number)
@@ -243,12 +248,14 @@ class Models:
                 await self._get_ready(version, device)
             except Exception as exc:
                 error = self._understood(exc, version)
-                if known is None or known.serving is None:
-                    version.state, version.reason = UNAVAILABLE, error.message
+                version.state, version.reason = UNAVAILABLE, error.message
+                if not stored:  # its client has been told
+                    self._put_back(version, known)
                 raise error from exc
             self.versions.setdefault(name, {})[number] = version
-            if known is not None:
+            if known is not None and known.serving is not None:
                 self._retire(known)
+                self._service.settle()
             log.info("model %s, version %d is ready", name, number)
             return version
 
@@ -283,6 +290,17 @@ class Models:
             raise NotFoundError(f"model {step.model_name!r} is {version.state}: {version.reason}")
         return await asyncio.to_thread(self.repository.read, step.model_name, number)
 
+    def _put_back(self, version: Version, known: Version | None) -> None:
+        """A version did not come into being: what was there before is there again."""
+        versions = self.versions.get(version.name, {})
+        if versions.get(version.number) is version:
+            if known is not None:
+                versions[version.number] = known
+            else:
+                del versions[version.number]
+            if not versions:
+                del self.versions[version.name]
+
     @staticmethod
     def _understood(exc: Exception, version: Version) -> VkqueueError:
         if isinstance(exc, VkqueueError):
@@ -298,23 +316,36 @@ class Models:
                 {"quota": "max_models", "limit": most},
             )
 
-    def _retire(self, version: Version, on_gone: Callable[[], None] = lambda: None) -> None:
-        """Take no more requests for it; once the accepted ones are answered it goes."""
+    def _retire(self, version: Version) -> asyncio.Future[None]:
+        """Take no more requests for a version that is served; it is done once the accepted ones are answered."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         serving, version.serving = version.serving, None
-        if serving is None:
-            on_gone()
-            return
+        assert serving is not None
 
         def idle() -> None:
             self._close(serving)
-            on_gone()
+            future.set_result(None)
 
         serving.retire(idle)
-        self._service.settle()
+        return future
 
     def _close(self, serving: Serving) -> None:
         self._servings.pop(serving, None)
         serving.graphs.close()
+
+    def leaving(self, name: str, number: int | None) -> list[Version]:
+        """The versions that an unload of that number, or of all, is about; from here on they take no requests.
+
+        Raises:
+            NotFoundError
+        """
+        version = self.version(name, number)
+        versions = [version] if number is not None else list(self.versions[name].values())
+        for each in versions:
+            each.state, each.reason, each.lost = UNLOADING, "", False
+            if each.serving is not None:
+                each.leaving.append(self._retire(each))
+        return versions
 
     async def unload(self, name: str, number: int | None) -> None:
         """Unload a version, or all; returns once its accepted requests are answered.
@@ -323,19 +354,9 @@ class Models:
             NotFoundError
         """
         async with self._locks.setdefault(name, asyncio.Lock()):
-            if number is None:
-                self.version(name, None)
-                leaving = list(self.versions[name].values())
-            else:
-                leaving = [self.version(name, number)]
-            gone = []
-            for version in leaving:
-                version.state, version.reason, version.lost = UNLOADING, "", False
-                future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                gone.append(future)
-                self._retire(version, lambda future=future: None if future.done() else future.set_result(None))  # type: ignore[misc]
-            await asyncio.gather(*gone)
-            for version in leaving:
+            versions = self.leaving(name, number)
+            await asyncio.gather(*(future for version in versions for future in version.leaving))
+            for version in versions:
                 self.versions[name].pop(version.number, None)
             if not self.versions[name]:
                 del self.versions[name]
@@ -379,7 +400,7 @@ class Models:
             if version.serving is not None and version.device is device:
                 version.serving, version.state = None, LOADING
                 version.reason, version.lost = "its device was lost", True
-        for serving in [serving for serving in self._servings if serving.graphs.device is device]:
+        for serving in [s for s in self._servings if s.graphs.device is device and not s.retiring]:
             serving.retire(lambda serving=serving: self._close(serving))  # type: ignore[misc]
 
     def opened(self, device: Device) -> None:
