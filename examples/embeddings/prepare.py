@@ -30,12 +30,13 @@ def default_folder(kind: str) -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "vkqueue" / "embeddings" / kind
 
 
-def prepare(folder: Path, kind: str, source: Path | None = None) -> Path:
+def prepare(folder: Path, kind: str, source: Path | None = None, shape: Architecture | None = None) -> Path:
     """Write what is missing; the model's own folder.
 
     Args:
         kind: of device, which decides about tiles.
         source: safetensors file; else that of the package.
+        shape: of its network; else that of the package's.
 
     Raises:
         weights.MissingError: the package is not installed.
@@ -43,7 +44,7 @@ def prepare(folder: Path, kind: str, source: Path | None = None) -> Path:
     model = folder / NAME
     (model / "1").mkdir(parents=True, exist_ok=True)
     file = model / "1" / f"weights.{LAYOUT}.safetensors"
-    shape = Architecture()
+    shape = shape or Architecture()
     if not file.exists():
         found = weights.read(source or weights.package_folder() / "model.safetensors")
         weights.write(file, weights.converted(found, shape))
