@@ -34,7 +34,8 @@ class Running:
     Attributes:
         left: rows that are not answered.
         error: of the launch; errors: of single requests, by place.
-        outputs: what the launch gave, by name; times: its `timing`.
+        outputs: what the launch gave, by name.
+        times: nanoseconds from leaving the queue to the device, and on it; microseconds on it, None if not measured.
         retry: whether its requests may be run again one by one.
     """
 
@@ -58,7 +59,7 @@ class Running:
         self.error: VkqueueError | None = None
         self.errors: dict[int, VkqueueError] = {}
         self.outputs: dict[str, Any] = {}
-        self.times: dict[str, Any] = {}
+        self.times: tuple[int, int, int | None] = (0, 0, None)
 
     @property
     def shape(self) -> Shape:
@@ -80,6 +81,9 @@ class Batches:
         self._inputs = list(definition.inputs.values())
         self._outputs = list(definition.outputs.values())
         self._dimensions = list(definition.dimensions)
+        # The rows are a batch already, so the device's batcher shall not hold them back for others: they look as if
+        # they had waited for that long.
+        self._ahead_ns = service.config.batching.max_batch_delay_us * 1000
 
     def submit(self, running: Running) -> None:
         """Queue the rows; `running.on_over` is called with it once all are answered.
@@ -104,7 +108,8 @@ class Batches:
                 self._take_away(running, tensor, after)
         session = self._graphs.session
         msgid = session.calls.new(partial(self._launched, running))
-        row = (session.id, msgid, GRAPH, token, instance, b"", None, tuple(payload) or None, running.closed_ns, _TIMED)
+        stamp = running.closed_ns - self._ahead_ns
+        row = (session.id, msgid, GRAPH, token, instance, b"", None, tuple(payload) or None, stamp, _TIMED)
         running.left = len(rows) + 1 + len(after)
         device = self._graphs.device
         for each in (*rows, row, *after):
@@ -193,13 +198,13 @@ class Batches:
         session = self._graphs.session
         token = Token(self._service.new_id(), None, (), (source,), (target,), cached=False)
         msgid = session.calls.new(partial(self._moved, running, index))
-        return (session.id, msgid, COPY, token, target[0], b"", None, None, running.closed_ns, None)
+        return (session.id, msgid, COPY, token, target[0], b"", None, None, running.closed_ns - self._ahead_ns, None)
 
     def _write(self, running: Running, index: int, target: Range, data: Any) -> Row:
         session = self._graphs.session
         token = Token(self._service.new_id(), None, (), (), (target,), cached=False)
         msgid = session.calls.new(partial(self._moved, running, index))
-        return (session.id, msgid, WRITE, token, target[0], b"", None, data, running.closed_ns, None)
+        return (session.id, msgid, WRITE, token, target[0], b"", None, data, running.closed_ns - self._ahead_ns, None)
 
     def check_copies(self, request: Infer) -> None:
         """Raises InvalidError for a request whose buffers take more than MAX_COPIES."""
@@ -225,7 +230,11 @@ class Batches:
             running.error = error
         else:
             running.outputs = result["outputs"]
-            running.times = result["timing"]
+            times = result["timing"]
+            device_us: int | None = times["device_us"]
+            queued_ns = max(times["queued_us"] * 1000 - self._ahead_ns, 0)
+            spent_ns = times["total_us"] * 1000 - self._ahead_ns - queued_ns if device_us is None else device_us * 1000
+            running.times = queued_ns, spent_ns, device_us
         self._one_less(running)
 
     def _moved(self, running: Running, index: int, result: Any, error: VkqueueError | None) -> None:

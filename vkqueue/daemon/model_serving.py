@@ -73,7 +73,7 @@ class Serving:
         self._policy = policy
         self.running: dict[int, _Left] = {}
         self._finished: dict[int, _Left] = {}  # those that wait for earlier ones (preserve_ordering)
-        self._lanes = list(graphs.lanes)
+        self._lanes = graphs.lanes[::-1]  # the last is taken: that which was used last
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ns = 0
         self._ended: VkqueueError | None = None
@@ -164,7 +164,7 @@ class Serving:
     # Batches
 
     def _leave(self, batch: Batch, now: int) -> None:
-        left = self.running[batch.serial] = _Left(batch, self._lanes.pop(0) if self._lanes else self.graphs.lanes[0])
+        left = self.running[batch.serial] = _Left(batch, self._lanes.pop())
         requests: list[Infer] = []
         for request in batch.requests:
             infer = request.payload
@@ -248,10 +248,8 @@ class Serving:
             for request in running.requests:
                 self._end(request, "fail", error)
             return
-        times = running.times
-        device_us, queued_ns = times["device_us"], times["queued_us"] * 1000
-        device_ns = device_us * 1000 if device_us is not None else times["total_us"] * 1000 - queued_ns
-        parts = (queued_ns, device_ns, max(now - running.closed_ns - queued_ns - device_ns, 0))
+        input_ns, device_ns, device_us = running.times
+        parts = (input_ns, device_ns, max(now - running.closed_ns - input_ns - device_ns, 0))
         self.statistics.executed(running.samples, parts)
         if device_us is not None:
             self.predictor.learn(running.requests[0].shape.group, running.samples, device_us)
@@ -337,23 +335,21 @@ class Serving:
     # Warm-up
 
     async def warm_up(self, batch: int, group: tuple[int, ...]) -> None:
-        """Run a shape once, with zeros.
+        """Run a shape once in each lane, with zeros.
 
         Raises:
             VkqueueError: it does not run.
         """
         shape = await self.graphs.prepare(batch, group)
-        over: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
-        infer = self._reader.zeros(batch, group)
-        running = Running(
-            [infer], batch, shape, self.graphs.lanes[0], time.monotonic_ns(),
-            lambda r: None if over.done() else over.set_result(r), False,
-        )  # fmt: skip
-        self._batches.submit(running)
-        self._service.settle()
-        done = await over
-        if done.error is not None:
-            raise self.graphs.lane_error or done.error
+        for lane in self.graphs.lanes:
+            over: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
+            zeros = [self._reader.zeros(batch, group)]
+            running = Running(zeros, batch, shape, lane, time.monotonic_ns(), over.set_result, False)
+            self._batches.submit(running)
+            self._service.settle()
+            await over
+            if running.error is not None:
+                raise self.graphs.lane_error or running.error
 
 
 __all__ = ["Serving"]

@@ -30,18 +30,6 @@ class Version:
         "definition", "device", "leaving", "lost", "name", "number", "reason", "serving", "source", "state",
         "statistics",
     )  # fmt: skip
-        "definition",
-        "device",
-        "leaving",
-        "lost",
-        "name",
-        "number",
-        "reason",
-        "serving",
-        "source",
-        "state",
-        "statistics",
-    )
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name

@@ -355,6 +355,7 @@ class Models:
         """
         async with self._locks.setdefault(name, asyncio.Lock()):
             versions = self.leaving(name, number)
+            self._service.settle()
             await asyncio.gather(*(future for version in versions for future in version.leaving))
             for version in versions:
                 self.versions[name].pop(version.number, None)
