@@ -19,19 +19,14 @@ from vkqueue.bench.many import FORMS, compare
 from vkqueue.bench.measure import KINDS, Bench
 from vkqueue.bench.sharing import WAYS
 from vkqueue.bench.window import DEPTHS
+from vkqueue.cli import bench_model
+from vkqueue.cli.bench_model import counts
 from vkqueue.cli.demo_client import kernel_bytes
 from vkqueue.cli.own_daemon import Host, hosted
 from vkqueue.errors import UnsupportedError
 
 MANY = 4096
 """Launches of one dispatch_many that is measured."""
-
-
-def _counts(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
-    words = text.split(",")
-    if not all(word.strip().isdecimal() and 0 < int(word) <= 1000 for word in words):
-        raise click.BadParameter(f"expected numbers from 1 to 1000 such as 1,4,16, got {text!r}")
-    return tuple(dict.fromkeys(int(word) for word in words))
 
 
 def limit_for(folder: Path, spirv: Path, uuid: str) -> tuple[Limit | None, str | None]:
@@ -202,17 +197,19 @@ def _copy_limit(folder: Path, uuid: str) -> CopyLimit | None:
     return limit
 
 
-@click.command(short_help="Measure the daemon beside what the device can do at most.")
+@click.group(invoke_without_command=True, short_help="Measure the daemon beside what the device can do at most.")
 @click.option("--socket", metavar="PATH", help="Use the daemon that listens there, not one of the bench's own.")
 @click.option("--device", type=click.IntRange(0), default=0, show_default=True, help="Index at the daemon.")
-@click.option("--clients", default="1,4,16", show_default=True, callback=_counts, help="Numbers of connections.")
+@click.option("--clients", default="1,4,16", show_default=True, callback=counts, help="Numbers of connections.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Medians are of so many.")
 @click.option("--seconds", type=click.FloatRange(0.05), default=1.0, show_default=True, help="Of each pipelined run.")
 @click.option("--all", "everything", is_flag=True, help="Measure graphs, dispatch_many, 1,000 clients and more too.")
 @click.option("--sweep", is_flag=True, help="Measure throughput and latency over depth and clients too.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw the sweep to this PNG (needs matplotlib).")
 @click.option("--json", "as_json", is_flag=True, help="Print medians, ratios and all samples as JSON.")
+@click.pass_context
 def command(
+    ctx: click.Context,
     socket: str | None,
     device: int,
     clients: tuple[int, ...],
@@ -230,6 +227,8 @@ def command(
     Both sides are measured by turns, since a machine's speed drifts: compare ratios. CPU time is told of a daemon of
     its own only. VKQUEUE_SECTION_KEY variables reach that daemon too, such as VKQUEUE_BATCHING_MAX_BATCH_JOBS=64.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     console = Console(stderr=as_json, highlight=False)
     with tempfile.TemporaryDirectory(prefix="vkqueue-") as folder, hosted(socket) as host:
         spirv = Path(folder, "axpy.spv")
@@ -253,3 +252,6 @@ def command(
         print(json.dumps(report, indent=2))
     else:
         show(report, console)
+
+
+command.add_command(bench_model.command, "model")
