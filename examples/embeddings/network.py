@@ -10,6 +10,7 @@ there are enough work groups for a device, and many rows make large ones.
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,15 +56,19 @@ class Tile(NamedTuple):
     def constants(self, k: int) -> dict[str, int]:
         """By name, for rows of k values."""
         depth = min(self.k, k)
+        threads = self.m // self.block_m * (self.n // 4 // self.block_n4) * self.split
+        factors, products = (self.m + self.n) * depth // 4, self.split * self.m * self.n // 4 if self.split > 1 else 0
+        sums = 2 * (self.m // 4) * (depth // 4) + max(threads, self.m)
         return {
-            "THREADS": self.m // self.block_m * (self.n // 4 // self.block_n4) * self.split,
+            "THREADS": threads,
             "TILE_M": self.m,
             "TILE_N": self.n,
             "TILE_K": depth,
             "BLOCK_M": self.block_m,
             "BLOCK_N4": self.block_n4,
             "SPLIT": self.split,
-            "SHARED4": max((self.m + self.n) * depth // 4, self.split * self.m * self.n // 4 if self.split > 1 else 0),
+            "SHARED4": max(factors, products, sums),
+            "UNROLL": math.gcd(8, depth // self.split),
         }
 
 

@@ -22,7 +22,8 @@ layout(constant_id = 3) const uint TILE_K = 32;    // k is a multiple of it
 layout(constant_id = 4) const uint BLOCK_M = 4;    // a multiple of 4
 layout(constant_id = 5) const uint BLOCK_N4 = 1;
 layout(constant_id = 6) const uint SPLIT = 1;
-layout(constant_id = 7) const uint SHARED4 = 1024; // the larger of (TILE_M + TILE_N) * TILE_K / 4 and SPLIT * TILE_M * TILE_N / 4
+layout(constant_id = 7) const uint SHARED4 = 1024; // of 16 bytes, for all that is in `tile` at one time or another
+layout(constant_id = 9) const uint UNROLL = 8;     // a divisor of TILE_K / SPLIT
 #include "product.glsl"
 
 const uint M4 = TILE_M / 4, N4 = TILE_N / 4, K4 = TILE_K / 4;
@@ -33,10 +34,14 @@ const uint GROUP = ACROSS * DOWN;
 const uint BLOCK_M4 = BLOCK_M / 4;
 const uint STEPS = TILE_K / SPLIT;
 
-shared vec4 tile[SHARED4];  // [TILE_K, M4] of a, transposed, then [TILE_K, N4] of the weight; at the end the groups' sums
+// [TILE_K, M4] of a, transposed, then [TILE_K, N4] of the weight. What is next to each other along k is stored by
+// invocations at the same time, and lies in other banks by SWIZZLE. Behind the loop: sums for mean and deviation
+// (2 * M4 * K4, then a vector for each invocation), then the groups' sums (SPLIT * TILE_M * N4).
+shared vec4 tile[SHARED4];
+const uint SWIZZLE = (M4 - 1) & 7;  // M4 is a power of two
 #ifdef NORM
-shared vec4 sums[M4 * K4], squares[M4 * K4];
 shared vec2 norm[TILE_M];
+const uint PARTS = THREADS > TILE_M ? THREADS / TILE_M : 1;
 #endif
 
 void main() {
@@ -62,7 +67,7 @@ void main() {
                     const uint at = block / K4, step = block % K4;
                     const mat4 turned = transpose(mat4(next_a[4 * i], next_a[4 * i + 1], next_a[4 * i + 2], next_a[4 * i + 3]));
                     [[unroll]] for (uint j = 0; j < 4; j++) {
-                        tile[(4 * step + j) * M4 + at] = turned[j];
+                        tile[(4 * step + j) * M4 + (at ^ (step & SWIZZLE))] = turned[j];
 #ifdef NORM
                         sum[i] += turned[j];
                         square[i] = fma(turned[j], turned[j], square[i]);
@@ -90,39 +95,47 @@ void main() {
             }
         }
         if (from > 0) {
-            for (uint step = group * STEPS; step < (group + 1) * STEPS; step++) {
-                vec4 w[BLOCK_N4];
-                [[unroll]] for (uint j = 0; j < BLOCK_N4; j++) w[j] = tile[TILE_K * M4 + step * N4 + n4 + j];
-                [[unroll]] for (uint i = 0; i < BLOCK_M4; i++) {
-                    const vec4 four = tile[step * M4 + m4 + i];
-                    [[unroll]] for (uint l = 0; l < 4; l++)
-                        [[unroll]] for (uint j = 0; j < BLOCK_N4; j++)
-                            acc[(4 * i + l) * BLOCK_N4 + j] = fma(vec4(four[l]), w[j], acc[(4 * i + l) * BLOCK_N4 + j]);
+            for (uint base = group * STEPS; base < (group + 1) * STEPS; base += UNROLL)
+                [[unroll]] for (uint step = base; step < base + UNROLL; step++) {
+                    const uint swizzle = step / 4 & SWIZZLE;
+                    vec4 w[BLOCK_N4];
+                    [[unroll]] for (uint j = 0; j < BLOCK_N4; j++) w[j] = tile[TILE_K * M4 + step * N4 + n4 + j];
+                    [[unroll]] for (uint i = 0; i < BLOCK_M4; i++) {
+                        const vec4 four = tile[step * M4 + ((m4 + i) ^ swizzle)];
+                        [[unroll]] for (uint l = 0; l < 4; l++)
+                            [[unroll]] for (uint j = 0; j < BLOCK_N4; j++)
+                                acc[(4 * i + l) * BLOCK_N4 + j] = fma(vec4(four[l]), w[j], acc[(4 * i + l) * BLOCK_N4 + j]);
+                    }
                 }
-            }
         }
     }
+    barrier();
 
 #ifdef NORM
     [[unroll]] for (uint i = 0; i < A_BLOCKS; i++) {
         const uint block = lane + i * THREADS;
         if (block < M4 * K4) {
-            sums[block] = sum[i];
-            squares[block] = square[i];
+            tile[block] = sum[i];
+            tile[M4 * K4 + block] = square[i];
         }
+    }
+    barrier();
+    for (uint at = lane; at < TILE_M * PARTS; at += THREADS) {
+        const uint m = at % TILE_M;
+        vec2 both = vec2(0);
+        for (uint i = m / 4 * K4 + at / TILE_M; i < (m / 4 + 1) * K4; i += PARTS)
+            both += vec2(tile[i][m % 4], tile[M4 * K4 + i][m % 4]);
+        tile[2 * M4 * K4 + at].xy = both;
     }
     barrier();
     for (uint m = lane; m < TILE_M; m += THREADS) {
-        float all = 0, all_squares = 0;
-        for (uint i = 0; i < K4; i++) {
-            all += sums[m / 4 * K4 + i][m % 4];
-            all_squares += squares[m / 4 * K4 + i][m % 4];
-        }
-        norm[m] = deviation(all, all_squares, epsilon);
+        vec2 both = vec2(0);
+        for (uint part = 0; part < PARTS; part++) both += tile[2 * M4 * K4 + part * TILE_M + m].xy;
+        norm[m] = deviation(both.x, both.y, epsilon);
         if (gl_WorkGroupID.x == 0 && first_m + m < rows) stats.data[first_m + m] = norm[m];
     }
-#endif
     barrier();
+#endif
 
     // The groups' sums, then each invocation finishes its share of the tile.
     if (SPLIT > 1) {

@@ -56,9 +56,10 @@ def check_product(scalars: dict[str, Any], tile: dict[str, Any], grid: list[int]
     assert scalars["k"] % k == 0 and k % split == 0 and k % 4 == 0
     assert tile["THREADS"] == m // tile["BLOCK_M"] * (n // 4 // tile["BLOCK_N4"]) * split
     assert m % tile["BLOCK_M"] == 0 and tile["BLOCK_M"] % 4 == 0 and n // 4 % tile["BLOCK_N4"] == 0
-    assert tile["SHARED4"] * 4 >= max((m + n) * k, split * m * n if split > 1 else 0)
-    norm = 2 * (m // 4) * (k // 4) * 16 + m * 8  # partial sums, partial squares, mean and deviation
-    assert tile["SHARED4"] * 16 + norm <= MOST_SHARED_BYTES
+    assert m & (m - 1) == 0 and k // split % tile["UNROLL"] == 0
+    sums = 8 * (m // 4) * (k // 4) + 4 * max(m, tile["THREADS"])
+    assert tile["SHARED4"] * 4 >= max((m + n) * k, split * m * n if split > 1 else 0, sums)
+    assert tile["SHARED4"] * 16 + m * 8 <= MOST_SHARED_BYTES
 
 
 def check_lanes(scalars: dict[str, Any], tile: dict[str, Any], grid: list[int]) -> None:
