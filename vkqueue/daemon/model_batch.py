@@ -37,16 +37,17 @@ class Running:
         outputs: what the launch gave, by name.
         times: nanoseconds from leaving the queue to the device, and on it; microseconds on it, None if not measured.
         retry: whether its requests may be run again one by one.
+        of: the caller's own.
     """
 
     __slots__ = (
-        "_shape", "closed_ns", "error", "errors", "lane", "left", "on_over", "outputs", "requests", "retry", "samples",
-        "times",
+        "_shape", "closed_ns", "error", "errors", "lane", "left", "of", "on_over", "outputs", "requests", "retry",
+        "samples", "times",
     )  # fmt: skip
 
     def __init__(
         self, requests: Sequence[Infer], samples: int, shape: Shape | None, lane: Lane, closed_ns: int,
-        on_over: Callable[[Running], None], retry: bool,
+        on_over: Callable[[Running], None], retry: bool = False, of: Any = None,
     ) -> None:  # fmt: skip
         self.requests = requests
         self.samples = samples
@@ -55,6 +56,7 @@ class Running:
         self.closed_ns = closed_ns
         self.on_over = on_over
         self.retry = retry
+        self.of = of
         self.left = 0
         self.error: VkqueueError | None = None
         self.errors: dict[int, VkqueueError] = {}
@@ -93,19 +95,20 @@ class Batches:
         """
         rows: list[Row] = []
         after: list[Row] = []
-        inputs, outputs = self._bound(running)
-        bound = (*inputs, *outputs)
-        instance, token = self._graphs.instance(running.shape, running.lane, bound)
+        plain = all([request.plain for request in running.requests])
+        inputs, outputs = ((), ()) if plain else self._bound(running)
+        instance, token = self._graphs.instance(running.shape, running.lane, (*inputs, *outputs))
         for name in inputs:
             self._bring(running, self._graphs.definition.inputs[name], rows)
         payload: list[tuple[str, Any]] = [
             ("in", self._gathered(running, tensor)) for tensor in self._inputs if tensor.name not in inputs
         ]
-        for tensor in self._outputs:
-            if tensor.name not in outputs:
-                payload.append(("out", running.shape.template.plan.places[running.shape.places[tensor.name]].size))
-            if any(request.wanted.get(tensor.name) is not None for request in running.requests):
-                self._take_away(running, tensor, after)
+        # The instance's transients are its inline inputs, then its inline outputs.
+        payload += [("out", size) for _, size in instance.transients[len(payload) :]]
+        if not plain:
+            for tensor in self._outputs:
+                if any(request.wanted.get(tensor.name) is not None for request in running.requests):
+                    self._take_away(running, tensor, after)
         session = self._graphs.session
         msgid = session.calls.new(partial(self._launched, running))
         stamp = running.closed_ns - self._ahead_ns

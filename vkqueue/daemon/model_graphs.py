@@ -309,6 +309,8 @@ class ModelGraphs:
         if not size or (known is not None and known.size >= size):
             return
 
+        self.lane_error = None
+
         def created(result: Any, error: VkqueueError | None) -> None:
             if error is not None:
                 self.lane_error = error

@@ -40,15 +40,27 @@ class Infer:
     Attributes:
         data: of each input that requests bring, in the model's order: bytes-like or Held.
         wanted: output → None, or where it goes.
+        plain: all that it brings is bytes, and it wants all outputs as such.
         held_bytes: counted for the connection while it is not answered.
         queued_ns: how long it waited, once it has left the queue.
     """
 
-    __slots__ = ("data", "held_bytes", "msgid", "queued_ns", "received", "session", "shape", "timing", "wanted")
+    __slots__ = (
+        "data",
+        "held_bytes",
+        "msgid",
+        "plain",
+        "queued_ns",
+        "received",
+        "session",
+        "shape",
+        "timing",
+        "wanted",
+    )
 
     def __init__(
         self, session: Session, msgid: int, received: int, shape: RequestShape, data: list[Any],
-        wanted: Mapping[str, Held | None], timing: bool, held_bytes: int,
+        wanted: Mapping[str, Held | None], timing: bool, held_bytes: int, plain: bool,
     ) -> None:  # fmt: skip
         self.session = session
         self.msgid = msgid
@@ -58,23 +70,32 @@ class Infer:
         self.wanted = wanted
         self.timing = timing
         self.held_bytes = held_bytes
+        self.plain = plain
         self.queued_ns = 0
 
     @property
     def held(self) -> list[Held]:
         """All ranges of buffers."""
+        if self.plain:
+            return []
         found = [item for item in self.data if type(item) is Held]
         return found + [item for item in self.wanted.values() if item is not None]
 
 
 class _Sizes:
-    """Of a request's shape: bytes of each input that it brings, and of each output its shape and bytes."""
+    """Of a request's shape: bytes of each input that it brings, and of each output its shape and bytes.
 
-    __slots__ = ("inputs", "outputs")
+    Attributes:
+        total: bytes of all outputs; `fits` once they are known to fit an answer.
+    """
+
+    __slots__ = ("fits", "inputs", "outputs", "total")
 
     def __init__(self, inputs: list[int], outputs: dict[str, tuple[list[int], int]]) -> None:
         self.inputs = inputs
         self.outputs = outputs
+        self.total = sum(size for _, size in outputs.values())
+        self.fits = False
 
 
 class InferReader:
@@ -118,20 +139,25 @@ class InferReader:
                         raise self._wrong_size(tensor, entry["shape"], size, len(value))
                     total += size
                 data.append(value)
-            wanted = self._everything if p.get("outputs") is None else self._outputs(session, p["outputs"], sizes, held)
-            leaving = sum([sizes.outputs[name][1] for name, place in wanted.items() if place is None])
-            check_reply(leaving + sum(5 + 4 * len(name) + 64 for name in wanted), len(wanted), self._max_message)
+            wanted, leaving = self._everything, sizes.total
+            if p.get("outputs") is not None:
+                wanted = self._outputs(session, p["outputs"], sizes, held)
+                leaving = sum([sizes.outputs[name][1] for name, place in wanted.items() if place is None])
+            if not sizes.fits:
+                check_reply(leaving + sum(5 + 4 * len(name) + 64 for name in wanted), len(wanted), self._max_message)
+                sizes.fits = wanted is self._everything
         except BaseException:
             for item in held:
                 self._device.let_go(item.buffer)
             raise
-        return Infer(session, msgid, now, shape, data, wanted, p.get("timing", False), total + leaving)
+        plain = wanted is self._everything and not held
+        return Infer(session, msgid, now, shape, data, wanted, p.get("timing", False), total + leaving, plain)
 
     def zeros(self, samples: int, group: tuple[int, ...]) -> Infer:
         """A request of this shape that nobody sent."""
         shape = RequestShape(samples, group, group)
         data = [bytes(size) for size in self.sizes(shape).inputs]
-        return Infer(None, 0, 0, shape, data, self._everything, False, 0)  # type: ignore[arg-type]
+        return Infer(None, 0, 0, shape, data, self._everything, False, 0, True)  # type: ignore[arg-type]
 
     def sizes(self, shape: RequestShape) -> _Sizes:
         """Bytes of its tensors."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vkqueue.daemon.dispatch import Deferred
 from vkqueue.daemon.model_loading import WeightReader, client_kernels
 from vkqueue.errors import InternalError, InvalidError, VkqueueError
+from vkqueue.models.reading import MAX_NAME
 from vkqueue.models.source import KernelSource, ModelSource
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class ModelRequests:
 
     def load(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         """`model.load`. Raises Deferred while a module that it names is being analysed."""
+        if not 0 < len(p["name"]) <= MAX_NAME:
+            raise InvalidError(f"name: expected 1 to {MAX_NAME} characters, got {len(p['name'])}")
         device = self._service.device(p["device"]) if "device" in p else None
         if "config" not in p:
             self._begin(session, msgid, self._load_stored(p["name"], p.get("version"), device))

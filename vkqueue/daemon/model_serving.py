@@ -125,6 +125,10 @@ class Serving:
 
     def pump(self) -> None:
         """Let those batches leave that may, and set the timer for what comes next."""
+        if not len(self.batcher) and self.batcher.next_expiry_ns() is None:
+            self._arm(None, 0)
+            self._look_whether_idle()
+            return
         now = time.monotonic_ns()
         for request in self.batcher.expire(now):
             error = JobExpiredError(
@@ -204,17 +208,17 @@ class Serving:
     def _submit(
         self, left: _Left, requests: list[Infer], samples: int, shape: Shape, now: int, retry: bool
     ) -> None:  # fmt: skip
-        running = Running(requests, samples, shape, left.lane, now, lambda r: self._over(left, r), retry)
-        self._batches.submit(running)
+        self._batches.submit(Running(requests, samples, shape, left.lane, now, self._over, retry, left))
 
     def _failed(self, left: _Left, requests: list[Infer], samples: int, error: VkqueueError, now: int) -> None:
         """Nothing of these requests was submitted."""
-        running = Running(requests, samples, None, left.lane, now, lambda r: None, False)
+        running = Running(requests, samples, None, left.lane, now, self._over, of=left)
         running.error = error
-        self._over(left, running)
+        self._over(running)
 
-    def _over(self, left: _Left, running: Running) -> None:
+    def _over(self, running: Running) -> None:
         """All rows of a run are answered."""
+        left: _Left = running.of
         error = running.error
         if error is not None and running.retry and error.code not in _OF_ALL and self._ended is None:
             left.waiting += len(running.requests) - 1
@@ -233,7 +237,9 @@ class Serving:
         self._finished[serial] = left
         self._lanes.append(left.lane)
         for done in self.batcher.done(serial, time.monotonic_ns()):
-            for run in self._finished.pop(done).runs:
+            finished = self._finished.pop(done)
+            runs, finished.runs = finished.runs, []  # they name it too: no circle is left for the collector
+            for run in runs:
                 self._answer(run)
         self._service.models.due[self] = None
 
@@ -344,7 +350,7 @@ class Serving:
         for lane in self.graphs.lanes:
             over: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
             zeros = [self._reader.zeros(batch, group)]
-            running = Running(zeros, batch, shape, lane, time.monotonic_ns(), over.set_result, False)
+            running = Running(zeros, batch, shape, lane, time.monotonic_ns(), over.set_result)
             self._batches.submit(running)
             self._service.settle()
             await over
