@@ -243,6 +243,9 @@ def plot(report: Mapping[str, Sequence[Point]], title: str, path: Path) -> None:
     latency.set(xscale="log", yscale="log", xlabel="clients", ylabel="latency (ms)")
     most = max(point["clients"] for points in report.values() for point in points)
     sizes.set(yscale="log", xlabel=f"samples of a batch, with {most} clients", ylabel="batches")
+    for axis in (rate, latency):
+        axis.set_xticks(clients, labels=map(str, clients))
+        axis.minorticks_off()
     for axis in axes:
         axis.grid(True, which="both", alpha=0.3)
         axis.legend(fontsize="small")

@@ -52,7 +52,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     """The report for people."""
     console.print(f"{report['model']} on {report['device']}, {report['cores']} cores")
     table = Table(title=f"Medians of {report['repeats']}", title_justify="left")
-    headings = ("clients", "samples/s", "p50 ms", "p95 ms", "p99 ms", "per batch", "errors")
+    headings = ("clients", "samples/s", "p50 ms", "p95", "p99", "batch", "errors")
     table.add_column("", no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right")
