@@ -55,7 +55,7 @@ class Tile(NamedTuple):
 
     def constants(self, k: int) -> dict[str, int]:
         """By name, for rows of k values."""
-        depth = min(self.k, k)
+        depth = math.gcd(self.k, k)
         threads = self.m // self.block_m * (self.n // 4 // self.block_n4) * self.split
         factors, products = (self.m + self.n) * depth // 4, self.split * self.m * self.n // 4 if self.split > 1 else 0
         sums = 2 * (self.m // 4) * (depth // 4) + max(threads, self.m)
@@ -139,12 +139,13 @@ TUNINGS = {
         residual="matmul_residual",
         attention="attention",
         wide=(
-            (0, Tile(16, 32, 64, 4, 1, 8)),
-            (129, Tile(32, 32, 64, 4, 1, 4)),
+            (0, Tile(16, 16, 192, 4, 1, 16)),
+            (65, Tile(16, 32, 96, 4, 1, 8)),
+            (193, Tile(32, 32, 64, 4, 1, 4)),
             (513, Tile(64, 64, 32, 4, 1, 1)),
         ),
         narrow=(
-            (0, Tile(16, 16, 128, 4, 1, 16)),
+            (0, Tile(16, 16, 192, 4, 1, 16)),
             (257, Tile(32, 32, 64, 4, 1, 4)),
             (1025, Tile(64, 64, 32, 4, 1, 1)),
         ),
@@ -237,6 +238,16 @@ def nodes(shape: Architecture, tuning: Tuning) -> list[dict[str, Any]]:
     return [embed, *(node for i in range(shape.layers) for node in layer_nodes(shape, tuning, i)), pool]
 
 
+def warmups(tuning: Tuning, buckets: list[int]) -> list[dict[str, Any]]:
+    """The smallest shape of each choice of tiles: kernels are compiled before the model is ready."""
+    shapes = sorted((batch * seq, seq, batch) for seq in buckets for batch in range(1, MAX_BATCH_SIZE + 1))
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for rows, seq, batch in shapes:
+        wide, narrow = (sum(rows >= start for start, _ in tiles) for tiles in (tuning.wide, tuning.narrow))
+        found.setdefault((wide, narrow), {"batch_size": batch, "dimensions": {"seq": seq}})
+    return list(found.values())
+
+
 def config(shape: Architecture, tuning: Tuning, weights: str = "model.safetensors") -> dict[str, Any]:
     """The model's configuration.
 
@@ -253,11 +264,12 @@ def config(shape: Architecture, tuning: Tuning, weights: str = "model.safetensor
         "middle_stats": 2,
         "up": shape.intermediate,
     }
+    buckets = [size for size in BUCKETS if size <= shape.longest]
     return {
         "name": "minilm",
         "max_batch_size": MAX_BATCH_SIZE,
         "dynamic_batching": {"preferred_batch_size": [8, 16], "max_queue_delay_microseconds": 500},
-        "dimensions": {"seq": {"buckets": [size for size in BUCKETS if size <= shape.longest]}},
+        "dimensions": {"seq": {"buckets": buckets}},
         "input": [
             {"name": "input_ids", "data_type": "TYPE_INT32", "dims": ["seq"], "pad_value": 0},
             {"name": "lengths", "kind": "LENGTHS", "of": "seq"},
@@ -267,6 +279,7 @@ def config(shape: Architecture, tuning: Tuning, weights: str = "model.safetensor
         "kernel": [{"name": name, "file": f"{name}.spv"} for name in tuning.kernels],
         "temporary": [{"name": name, "size": f"{row}{width}"} for name, width in sizes.items()],
         "node": nodes(shape, tuning),
+        "model_warmup": warmups(tuning, buckets),
     }
 
 

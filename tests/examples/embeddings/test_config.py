@@ -49,6 +49,25 @@ def test_every_shape_has_a_graph_that_fits(kind: str, module: Import) -> None:
     assert used == set(handles.values())
 
 
+@pytest.mark.parametrize("kind", ["gpu", "cpu", "cpu4"])
+def test_kernels_are_compiled_before_the_model_is_ready(kind: str, module: Import) -> None:
+    """What a shape specializes, some warm-up does too."""
+    network = module("network")
+    shape = network.Architecture(layers=1)
+    definition = Definition.from_map(network.config(shape, network.TUNINGS[kind]))
+    names = module("weights").converted(module("weights").random(shape), shape)
+
+    def pipelines(batch: int, seq: int) -> set[str]:
+        found = instantiate(definition, batch, {"seq": seq}, {name: 1 for name in names})["nodes"]
+        return {f"{node['kernel']} {node.get('specialization')}" for node in found}
+
+    assert definition.warmup is not None
+    warm = set().union(*(pipelines(warmup.batch_size, warmup.dimensions["seq"]) for warmup in definition.warmup))
+    for batch in range(1, network.MAX_BATCH_SIZE + 1):
+        for seq in network.BUCKETS:
+            assert pipelines(batch, seq) <= warm
+
+
 def check_product(scalars: dict[str, Any], tile: dict[str, Any], grid: list[int]) -> None:
     m, n, k, split = (tile[name] for name in ("TILE_M", "TILE_N", "TILE_K", "SPLIT"))
     assert grid[0] * n >= scalars["columns"] > (grid[0] - 1) * n
