@@ -71,6 +71,14 @@ def test_after_one_without_launches_another_is_timed() -> None:
     assert [costs.wants_times() for _ in range(2)] == [True, False]
 
 
+def test_after_one_that_the_host_did_another_is_timed() -> None:
+    costs = Costs(10, JOBS)
+    for submits in (0, 0, 1):
+        assert costs.wants_times()
+        costs.finished(Completion(Batch(1, [], [], [], timed=True), submits=submits), 1000)
+    assert not costs.wants_times()
+
+
 def test_without_a_bound_none_is() -> None:
     assert not any(Costs(0, JOBS).wants_times() for _ in range(1000))
 

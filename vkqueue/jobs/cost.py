@@ -73,8 +73,8 @@ class Costs:
         """A batch is over, and had the device to itself for so long."""
         if completion.spent_ns:
             self._learn(completion)
-        elif took_ns * _LONG > self.bound_ns:
-            self._time_next = True
+        elif took_ns * _LONG > self.bound_ns or (completion.batch.timed and not completion.submits):
+            self._time_next = True  # it took long, or the host did all of it
 
     def _learn(self, completion: Completion) -> None:
         sums: dict[tuple[int, int], tuple[int, int]] = {}
