@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import affine
 from support.daemon import LAVAPIPE, Daemon
 from support.e2e import code, create, load, read, refused
 
@@ -124,3 +125,22 @@ def test_work_on_both_at_once_and_everything_freed(two: Daemon) -> None:
             assert stats["buffers"] == 4
         while observer.call("stats")["buffers"]:
             pass
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_a_model_is_where_it_was_asked_to_be(two: Daemon, own: int) -> None:
+    with two.client(device=own) as client, two.client(device=1 - own) as other:
+        affine.load(client, "here")
+        affine.load(client, "there", device=1 - own)
+        assert {f["name"]: f["device"] for f in client.call("model.list")} == {"here": own, "there": 1 - own}
+        for name in ("here", "there"):
+            for each in (client, other):
+                affine.check(each.wait(affine.infer(each, [[1, 2]], name)), [[1, 2]])
+        buffer = create(client, np.float32([1, 2]), device=own)
+        given = {"x": {"shape": [1, 2], "buffer": buffer}}
+        affine.check(client.call("model.infer", name="here", inputs=given), [[1, 2]])
+        error = refused(client, "model.infer", name="there", inputs=given)
+        assert error.code == "invalid"
+        assert f"is on device {own}" in error.message
+        for name in ("here", "there"):
+            client.call("model.unload", name=name)
