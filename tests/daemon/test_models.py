@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 from support.affine import inputs, loading, settled
-from support.inprocess import InProcessClient, Rig
+from support.inprocess import AtOnce, InProcessClient, Rig
 
 from vkqueue.errors import JobTimeoutError, OutOfDeviceMemoryError
 from vkqueue.model import COPY, GRAPH, ROW_OP, ROW_PAYLOAD, Pieces, Row
 
 
 async def turns() -> None:
-    """Let tasks run until they wait for something that is not the loop's."""
+    """Let tasks run until they wait for something that is not the loop's, nor a thread's."""
+    asyncio.get_running_loop().set_default_executor(AtOnce())
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -201,6 +202,22 @@ async def test_cancel(served: Served) -> None:
     rig.settle()
     for msgid in sent[:3]:
         assert client.code(msgid) is None
+
+
+async def test_a_request_expires_while_the_device_is_busy(make_rig: Callable[..., Rig], unloading: Any) -> None:
+    """By the timer, not by the next batch; and it is never recorded."""
+    rig = make_rig()
+    unloading(rig)
+    client = rig.client()
+    await load(rig, client, dynamic_batching={"default_queue_policy": {"default_timeout_microseconds": 5000}})
+    running = [infer(client, [[1]]) for _ in range(2)]
+    late = infer(client, [[2]])
+    assert await client.answer(late) == "expired"
+    assert not any(client.has(msgid) for msgid in running)
+    rig.settle()
+    assert [client.code(msgid) for msgid in running] == [None] * 2
+    counted = statistics(client)
+    assert (counted["expired"], counted["execution_count"]) == (1, 2)
 
 
 async def test_the_limit_of_queued_jobs_counts_requests(make_rig: Callable[..., Rig], unloading: Any) -> None:

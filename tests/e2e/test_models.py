@@ -114,6 +114,25 @@ def test_buffers_stand_in_for_bytes(client: RawClient, model: str) -> None:
         np.testing.assert_allclose(found[2:].reshape(*x.shape, 4), expected(x)["rows"], rtol=1e-5)
 
 
+def test_what_no_kernel_writes_is_zero_in_a_buffer_too(any_client: RawClient) -> None:
+    """Not what an earlier request of somebody else had there."""
+    client = any_client
+    nodes = [
+        {"copy": [["x", 0, 4], ["rows", 0, 4]]},
+        {"fill": "total"},
+        {"copy": ["x", ["rows", 0, "batch * seq * 4"]]},
+    ]
+    load(client, "z", node=nodes, temporary=None, kernel=None)
+    infer(client, [[7] * 16], "z")
+    target = create(client, np.full(64, 9, np.float32))
+    given = {"name": "z", "inputs": inputs([[1, 2, 3, 4]])}
+    client.call("model.infer", **given, outputs={"rows": {"buffer": target}})
+    assert read(client, target, np.float32).tolist() == [1, 2, 3, 4] + [0] * 12 + [9] * 48
+    answer = outputs(client.call("model.infer", **given, outputs=["rows"]))
+    assert answer["rows"].ravel().tolist() == [1, 2, 3, 4] + [0] * 12
+    client.call("model.unload", name="z")
+
+
 def test_a_buffer_that_is_freed_at_once_is_there_until_the_answer(client: RawClient, model: str) -> None:
     x = np.ones((2, 5), np.float32)
     before = client.call("stats")["memory_bytes"]

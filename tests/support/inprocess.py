@@ -13,6 +13,7 @@ import importlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,18 @@ AXPY = (KERNELS / "axpy.spv").read_bytes()
 """y[i] += k * x[i]: binding 0 is read, binding 1 read and written; scalars n, k; `local_size` 64."""
 HISTOGRAM = (KERNELS / "histogram.spv").read_bytes()
 MATMUL = (KERNELS / "matmul.spv").read_bytes()
+
+
+class AtOnce(ThreadPoolExecutor):
+    """An executor whose work is done when it has been asked for, so that nothing is going on beside the test."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
 
 
 class ServiceError(Exception):
@@ -200,10 +213,7 @@ class ScriptedThread:
         self.batches.clear()
         self.deliver(
             DeviceLost(error),
-            *(
-                Completion(batch, errors=dict.fromkeys(range(len(batch.rows)), error), lost=True)
-                for batch in spoiled
-            ),
+            *(Completion(batch, errors=dict.fromkeys(range(len(batch.rows)), error), lost=True) for batch in spoiled),
         )
 
     def build(self, error: VkqueueError | None = None) -> None:
@@ -463,6 +473,7 @@ class Rig:
 
 __all__ = [
     "AXPY",
+    "AtOnce",
     "HISTOGRAM",
     "KERNELS",
     "MATMUL",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vkqueue.daemon.model_graphs import Lane, ModelGraphs, Shape
 from vkqueue.daemon.model_infer import Held, Infer, InferReader
 from vkqueue.errors import InvalidError, VkqueueError
-from vkqueue.model import COPY, GRAPH, WRITE, Options, Pieces, Range, Row, Token
+from vkqueue.model import COPY, FILL, GRAPH, WRITE, Options, Pieces, Range, Row, Token
 from vkqueue.models.shapes import gather, runs, scatter
 from vkqueue.models.tensors import Tensor
 
@@ -108,6 +108,8 @@ class Batches:
         if not plain:
             for tensor in self._outputs:
                 if any(request.wanted.get(tensor.name) is not None for request in running.requests):
+                    if tensor.name in outputs:
+                        rows.append(self._zero(running, tensor))
                     self._take_away(running, tensor, after)
         session = self._graphs.session
         msgid = session.calls.new(partial(self._launched, running))
@@ -196,6 +198,15 @@ class Batches:
                     rows.append(self._copy(running, index, source, (place.buffer.id, at, at + size)))
                     at += size
             first += request.shape.samples
+
+    def _zero(self, running: Running, tensor: Tensor) -> Row:
+        """An output begins as zeros: what no kernel writes must not show what was another client's."""
+        session = self._graphs.session
+        size = running.shape.template.plan.places[running.shape.places[tensor.name]].size
+        target = self._range(running, tensor.name, 0, -(-size // 4) * 4)  # places have room for whole words
+        token = Token(self._service.new_id(), None, (), (), (target,), cached=False)
+        msgid = session.calls.new(partial(self._moved, running, -1))
+        return (session.id, msgid, FILL, token, target[0], b"", None, 0, running.closed_ns - self._ahead_ns, None)
 
     def _copy(self, running: Running, index: int, source: Range, target: Range) -> Row:
         session = self._graphs.session

@@ -18,7 +18,7 @@ from vkqueue.daemon.model_session import ModelSession
 from vkqueue.daemon.model_statistics import ModelStatistics
 from vkqueue.daemon.modules import Code
 from vkqueue.daemon.session import Buffer, Session
-from vkqueue.errors import InvalidError, VkqueueError, brief
+from vkqueue.errors import InvalidError, TooLargeError, VkqueueError, brief
 from vkqueue.model import READ, Token
 from vkqueue.models.definition import Definition
 from vkqueue.models.nodes import WEIGHTS
@@ -44,6 +44,12 @@ async def load(
         VkqueueError: it cannot be loaded; nothing is left of it.
     """
     service.check_working(device)
+    most = service.config.limits.max_graph_nodes
+    if len(definition.nodes) > most:
+        raise TooLargeError(
+            f"node: {len(definition.nodes)} are over max_graph_nodes ({most})",
+            {"nodes": len(definition.nodes), "max_graph_nodes": most},
+        )
     weights = _used(definition, source)
     codes = await _codes(service, definition, source)
     graphs = ModelGraphs(service, device, definition, codes)

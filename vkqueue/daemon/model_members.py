@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -34,8 +35,9 @@ async def with_members(
         if step.model_name in within:
             raise InvalidError(f"ensemble {definition.name!r}: its step {step.model_name!r} has it as a step itself")
         member = await find(step)
-        members.append(await with_members(Definition.from_map(member.config, member.name), member, find, within))
-    flat = flatten(definition, [member for member, _ in members])
+        found = await asyncio.to_thread(Definition.from_map, member.config, member.name)
+        members.append(await with_members(found, member, find, within))
+    flat = await asyncio.to_thread(flatten, definition, [member for member, _ in members])
     kernels = {
         name: replace(members[index][1].kernels[own], name=name)
         for name, (index, own) in flat.kernels.items()

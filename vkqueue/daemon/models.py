@@ -262,7 +262,7 @@ class Models:
     async def _get_ready(self, version: Version, device: Device | None) -> None:
         source = version.source
         assert source is not None
-        version.definition = Definition.from_map(source.config, source.name)
+        version.definition = await asyncio.to_thread(Definition.from_map, source.config, source.name)
         device = device or version.device or self._service.least_loaded()
         if device is None:
             version.lost = True  # once a device works

@@ -15,6 +15,7 @@ from vkqueue.errors import DeviceLostError, InvalidError, NotFoundError, Vkqueue
 from vkqueue.model import (
     CREATE,
     DISPATCH,
+    FILL,
     GRAPH,
     MANY,
     READ,
@@ -70,7 +71,7 @@ def row_bytes(row: Row) -> int:
         held += payload.job.nbytes
     elif op == CREATE:
         held += len(payload[1] or b"")
-    elif payload is not None:
+    elif payload is not None and op != FILL:
         held += len(payload)
     return held
 
