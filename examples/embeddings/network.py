@@ -126,9 +126,9 @@ class Tuning:
 
 def lanes(width: int) -> Tuning:
     """For processors whose vectors have so many floats, and their subgroups so many invocations."""
-    # Twice the rows would be a tenth faster, and take lavapipe a second longer to compile.
-    wide: Tiles = ((0, LaneTile(width, 2, 4)),)
-    narrow: Tiles = ((0, LaneTile(width, 2, 2)), (17, LaneTile(width, 2, 4)))
+    # On lavapipe, with two cores. Larger ones take it seconds to compile.
+    wide: Tiles = ((0, LaneTile(width, 2, 4)), (65, LaneTile(width, 4, 4)))
+    narrow: Tiles = ((0, LaneTile(width, 2, 2)), (17, LaneTile(width, 2, 4)), (65, LaneTile(width, 4, 4)))
     attention = {"LANES": width, "ROWS": 4}
     return Tuning("lanes_norm", "lanes_residual", "lanes_attention", wide, narrow, 4 * width, attention)
 
