@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from vkqueue.daemon.alarms import Alarm
 from vkqueue.daemon.model_batch import Batches, Running
 from vkqueue.daemon.model_graphs import Lane, ModelGraphs, Shape
 from vkqueue.daemon.model_infer import Infer, InferReader
@@ -74,7 +75,7 @@ class Serving:
         self.running: dict[int, _Left] = {}
         self._finished: dict[int, _Left] = {}  # those that wait for earlier ones (preserve_ordering)
         self._lanes = graphs.lanes[::-1]  # the last is taken: that which was used last
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Alarm | None = None
         self._timer_due_ns = 0
         self._ended: VkqueueError | None = None
         self._on_idle: Callable[[], None] | None = None
@@ -126,7 +127,7 @@ class Serving:
     def pump(self) -> None:
         """Let those batches leave that may, and set the timer for what comes next."""
         if not len(self.batcher) and self.batcher.next_expiry_ns() is None:
-            self._arm(None, 0)
+            self._arm(None)
             self._look_whether_idle()
             return
         now = time.monotonic_ns()
@@ -146,10 +147,10 @@ class Serving:
                 until = decision.until_ns
             break
         expiry = self.batcher.next_expiry_ns()
-        self._arm(min((due for due in (until, expiry) if due is not None), default=None), now)
+        self._arm(min((due for due in (until, expiry) if due is not None), default=None))
         self._look_whether_idle()
 
-    def _arm(self, due: int | None, now: int) -> None:
+    def _arm(self, due: int | None) -> None:
         if self._timer is not None:
             if due is not None and self._timer_due_ns <= due:
                 return  # it fires early enough, and then looks again
@@ -157,7 +158,7 @@ class Serving:
             self._timer = None
         if due is not None:
             self._timer_due_ns = due
-            self._timer = asyncio.get_running_loop().call_later(max(due - now, 0) / 1e9, self._fired)
+            self._timer = self._service.alarms.at(due, self._fired)
 
     def _fired(self) -> None:
         self._timer = None
@@ -309,7 +310,7 @@ class Serving:
         """The device is lost: nothing is submitted any more; what waits fails."""
         self._ended = error
         self.fail_waiting(error)
-        self._arm(None, 0)
+        self._arm(None)
 
     @property
     def retiring(self) -> bool:
@@ -324,7 +325,7 @@ class Serving:
     def _look_whether_idle(self) -> None:
         if self._on_idle is not None and not self.running and not len(self.batcher):
             on_idle, self._on_idle = self._on_idle, None
-            self._arm(None, 0)
+            self._arm(None)
             on_idle()
 
     def statistics_map(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vkqueue.config import Config
+from vkqueue.daemon.alarms import Alarms
 from vkqueue.daemon.device import Device
 from vkqueue.daemon.dispatch import Deferred, Dispatcher, dependency_error
 from vkqueue.daemon.graph import Graph
@@ -78,6 +79,7 @@ class Service:
         self.config = config
         self.sessions: dict[int, Session] = {}
         self.layouts = LayoutTable()
+        self.alarms = Alarms()
         strict = config.isolation.spirv_val == "strict"
         self.modules = ModuleTable(helper, self._newest_api if strict else None)
         self.devices = [Device(self, index, start) for index, start in enumerate(start_threads)]
