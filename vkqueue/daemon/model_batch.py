@@ -77,7 +77,6 @@ class Batches:
         self._service = service
         self._graphs = graphs
         self._shapes = reader.shapes
-        self._reader = reader
         definition = graphs.definition
         self._asked = {name: place for place, name in enumerate(reader.shapes.names)}
         self._inputs = list(definition.inputs.values())
@@ -267,25 +266,27 @@ class Batches:
 
     def outputs_of(self, running: Running) -> list[dict[str, Any]]:
         """`outputs` of the answer of each request."""
-        found: list[dict[str, Any]] = []
-        first = 0
-        for request in running.requests:
-            sizes = self._reader.sizes(request.shape).outputs
-            whole_request = len(running.requests) == 1 and not request.shape.padded
-            outputs: dict[str, Any] = {}
-            for name, place in request.wanted.items():
-                shape, _ = sizes[name]
-                if place is not None:
-                    outputs[name] = {"shape": shape}
-                    continue
-                data = running.outputs[name]
-                if not whole_request:
-                    tensor = self._graphs.definition.outputs[name]
-                    whole = self._shapes.whole(tensor, running.samples, running.shape.group)
-                    data = scatter(tensor, whole, tuple(shape), first, data)
-                outputs[name] = {"shape": shape, "data": data}
-            found.append(outputs)
-            first += request.shape.samples
+        requests = running.requests
+        found: list[dict[str, Any]] = [{} for _ in requests]
+        for tensor in self._outputs:
+            name = tensor.name
+            data = running.outputs.get(name)
+            view = memoryview(b"" if data is None else data)
+            whole = self._shapes.whole(tensor, running.samples, running.shape.group)
+            each = 0 if tensor.batch_dimension else len(view) // running.samples
+            first = 0
+            for request, outputs in zip(requests, found, strict=True):
+                samples = request.shape.samples
+                if name in request.wanted:
+                    shape, size = request.sizes.outputs[name]
+                    if request.wanted[name] is not None:
+                        outputs[name] = {"shape": shape}
+                    elif each * samples == size:
+                        outputs[name] = {"shape": shape, "data": view[first * each : first * each + size]}
+                    else:
+                        part = scatter(tensor, whole, tuple(shape), first, view)
+                        outputs[name] = {"shape": shape, "data": part}
+                first += samples
         return found
 
 

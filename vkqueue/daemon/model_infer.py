@@ -34,6 +34,22 @@ class Held:
         buffer.holders += 1
 
 
+class Sizes:
+    """Of a request's shape: bytes of each input that it brings, and of each output its shape and bytes.
+
+    Attributes:
+        total: bytes of all outputs; `fits` once they are known to fit an answer.
+    """
+
+    __slots__ = ("fits", "inputs", "outputs", "total")
+
+    def __init__(self, inputs: list[int], outputs: dict[str, tuple[list[int], int]]) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.total = sum(size for _, size in outputs.values())
+        self.fits = False
+
+
 class Infer:
     """An accepted request.
 
@@ -46,26 +62,19 @@ class Infer:
     """
 
     __slots__ = (
-        "data",
-        "held_bytes",
-        "msgid",
-        "plain",
-        "queued_ns",
-        "received",
-        "session",
-        "shape",
-        "timing",
+        "data", "held_bytes", "msgid", "plain", "queued_ns", "received", "session", "shape", "sizes", "timing",
         "wanted",
-    )
+    )  # fmt: skip
 
     def __init__(
-        self, session: Session, msgid: int, received: int, shape: RequestShape, data: list[Any],
+        self, session: Session, msgid: int, received: int, shape: RequestShape, sizes: Sizes, data: list[Any],
         wanted: Mapping[str, Held | None], timing: bool, held_bytes: int, plain: bool,
     ) -> None:  # fmt: skip
         self.session = session
         self.msgid = msgid
         self.received = received
         self.shape = shape
+        self.sizes = sizes
         self.data = data
         self.wanted = wanted
         self.timing = timing
@@ -82,22 +91,6 @@ class Infer:
         return found + [item for item in self.wanted.values() if item is not None]
 
 
-class _Sizes:
-    """Of a request's shape: bytes of each input that it brings, and of each output its shape and bytes.
-
-    Attributes:
-        total: bytes of all outputs; `fits` once they are known to fit an answer.
-    """
-
-    __slots__ = ("fits", "inputs", "outputs", "total")
-
-    def __init__(self, inputs: list[int], outputs: dict[str, tuple[list[int], int]]) -> None:
-        self.inputs = inputs
-        self.outputs = outputs
-        self.total = sum(size for _, size in outputs.values())
-        self.fits = False
-
-
 class InferReader:
     """Checks requests for one model.
 
@@ -112,7 +105,7 @@ class InferReader:
         self.shapes = Shapes(definition)
         self._tensors = [definition.inputs[name] for name in self.shapes.names]
         self._everything: dict[str, Held | None] = dict.fromkeys(definition.outputs)
-        self._sizes: dict[RequestShape, _Sizes] = {}
+        self._sizes: dict[RequestShape, Sizes] = {}
 
     def read(self, session: Session, msgid: int, p: Mapping[str, Any], now: int) -> Infer:
         """The request of these checked parameters. Buffers that it names are held from here on.
@@ -151,15 +144,16 @@ class InferReader:
                 self._device.let_go(item.buffer)
             raise
         plain = wanted is self._everything and not held
-        return Infer(session, msgid, now, shape, data, wanted, p.get("timing", False), total + leaving, plain)
+        return Infer(session, msgid, now, shape, sizes, data, wanted, p.get("timing", False), total + leaving, plain)
 
     def zeros(self, samples: int, group: tuple[int, ...]) -> Infer:
         """A request of this shape that nobody sent."""
         shape = RequestShape(samples, group, group)
-        data = [bytes(size) for size in self.sizes(shape).inputs]
-        return Infer(None, 0, 0, shape, data, self._everything, False, 0, True)  # type: ignore[arg-type]
+        sizes = self.sizes(shape)
+        data = [bytes(size) for size in sizes.inputs]
+        return Infer(None, 0, 0, shape, sizes, data, self._everything, False, 0, True)  # type: ignore[arg-type]
 
-    def sizes(self, shape: RequestShape) -> _Sizes:
+    def sizes(self, shape: RequestShape) -> Sizes:
         """Bytes of its tensors."""
         found = self._sizes.get(shape)
         if found is None:
@@ -170,7 +164,7 @@ class InferReader:
             inputs = [math.prod(self.shapes.own(tensor, shape)) * tensor.item_bytes for tensor in self._tensors]
             if len(self._sizes) >= _MAX_KNOWN:
                 self._sizes.clear()
-            found = self._sizes[shape] = _Sizes(inputs, outputs)
+            found = self._sizes[shape] = Sizes(inputs, outputs)
         return found
 
     @staticmethod
@@ -207,7 +201,7 @@ class InferReader:
             )
         return Held(buffer, start)
 
-    def _outputs(self, session: Session, given: Any, sizes: _Sizes, held: list[Held]) -> dict[str, Held | None]:
+    def _outputs(self, session: Session, given: Any, sizes: Sizes, held: list[Held]) -> dict[str, Held | None]:
         """The outputs that are asked for; what of them is held is added to `held`."""
         there = self._definition.outputs
         wanted: dict[str, Held | None] = {}
