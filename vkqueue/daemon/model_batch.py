@@ -272,7 +272,7 @@ class Batches:
             name = tensor.name
             data = running.outputs.get(name)
             view = memoryview(b"" if data is None else data)
-            whole = self._shapes.whole(tensor, running.samples, running.shape.group)
+            whole: tuple[int, ...] = ()
             each = 0 if tensor.batch_dimension else len(view) // running.samples
             first = 0
             for request, outputs in zip(requests, found, strict=True):
@@ -284,6 +284,7 @@ class Batches:
                     elif each * samples == size:
                         outputs[name] = {"shape": shape, "data": view[first * each : first * each + size]}
                     else:
+                        whole = whole or self._shapes.whole(tensor, running.samples, running.shape.group)
                         part = scatter(tensor, whole, tuple(shape), first, view)
                         outputs[name] = {"shape": shape, "data": part}
                 first += samples
