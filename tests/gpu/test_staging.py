@@ -10,6 +10,7 @@ import pytest
 from vkqueue.errors import OutOfDeviceMemoryError
 from vkqueue.gpu.mapped import Mapping
 from vkqueue.gpu.staging import LARGE_STEP, SESSION_BLOCK, SHARED_BLOCK, Slice, Slices, StagingPool
+from vkqueue.model import Pieces
 
 
 class FakeBuffer:
@@ -61,6 +62,17 @@ def test_filling_a_slice_zeroes_its_padding_and_nothing_else() -> None:
     assert second.read() == b"x" * 100
     third.fill(b"")
     assert third.read() == bytes(100) and first.read() == b"\xaa" * 100
+
+
+def test_pieces_lie_one_behind_the_other() -> None:
+    rig = Rig()
+    before, piece, behind = (rig.slices().take(rig.pool, 300) for _ in range(3))
+    same = memoryview(b"ab")
+    piece.fill(Pieces([same, bytearray(b"c" * 200), b"", same, same]))
+    assert piece.read() == b"ab" + b"c" * 200 + b"abab" + bytes(94)
+    assert before.read() == behind.read() == b"\xaa" * 300
+    piece.fill(Pieces([]))
+    assert piece.read() == bytes(300)
 
 
 def test_large_slices_get_blocks_of_their_own_and_do_not_end_the_shared_one() -> None:

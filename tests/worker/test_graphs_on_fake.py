@@ -17,7 +17,7 @@ from vkqueue.gpu.fake_info import fake_info
 from vkqueue.jobs.graph import Bindings, Template
 from vkqueue.jobs.stream import Stream
 from vkqueue.kernels.plan import LayoutTable, Plan
-from vkqueue.model import GRAPH, GraphInstance, PipelineSpec, Release, Row, Token
+from vkqueue.model import GRAPH, GraphInstance, Pieces, PipelineSpec, Release, Row, Token
 
 SIZE = 64
 ARENA, INLINE = 900, 901
@@ -116,6 +116,18 @@ def test_a_missing_barrier_and_an_unannounced_range_break_the_contract() -> None
     for reads, writes in (((), own.writes), (own.reads, own.writes[:1])):
         with pytest.raises(ContractError, match="unannounced"):
             Rig().run(launch((instance, token(reads, writes))))
+    fixed = replace(instance, fixed=frozenset({1}))  # nothing writes x, so it needs no announcing
+    assert Rig().run(launch((fixed, token((), own.writes)))).errors == {}
+
+
+def test_pieces_come_as_one_value() -> None:
+    rig = Rig()
+    graph = template(call("map", "x", "y"), inputs={"x": SIZE}, outputs={"y": SIZE})
+    bound = rig.bind(graph, x="in", y="out")
+    pieces = Pieces([b"\2" * (SIZE // 2), memoryview(b"\2" * (SIZE - SIZE // 2))])
+    whole, split = (rig.run(launch(bound, (("in", value), ("out", SIZE)))) for value in (b"\2" * SIZE, pieces))
+    assert split.errors == {}
+    assert split.results == whole.results
 
 
 @pytest.mark.parametrize("seed", range(6))
