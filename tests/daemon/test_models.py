@@ -10,8 +10,9 @@ import pytest
 from support.affine import inputs, loading, settled
 from support.inprocess import AtOnce, InProcessClient, Rig
 
+from vkqueue.daemon import model_graphs
 from vkqueue.errors import JobTimeoutError, OutOfDeviceMemoryError
-from vkqueue.model import COPY, GRAPH, ROW_OP, ROW_PAYLOAD, Pieces, Row
+from vkqueue.model import COPY, GRAPH, ROW_OP, ROW_PAYLOAD, ROW_TARGET, Pieces, Row
 
 
 async def turns() -> None:
@@ -343,6 +344,40 @@ async def test_memory_of_a_lane_grows_with_the_shapes(served: Served) -> None:
     rig.settle()
     assert row[ROW_OP] == GRAPH
     assert client.code(again) is None
+
+
+async def test_the_longest_unused_shape_makes_room(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_graphs, "MAX_SHAPES", 3)
+    rig, client = served
+
+    def launched(length: int) -> Any:
+        msgid = infer(client, [[1] * length])
+        [row] = [row for row in rows(rig) if row[ROW_OP] == GRAPH]
+        rig.settle()
+        assert client.code(msgid) is None
+        return row[ROW_TARGET]
+
+    first, second, third = (launched(length) for length in (1, 5, 9))  # with the warm-up's full batch one too many
+    assert launched(5) is second
+    assert launched(9) is third
+    assert launched(1) is first
+    infer(client, [[1] * 5] * 2)
+    rig.settle()
+    gone = {id for release in rig.thread.releases for id in release.instances}
+    assert second.id in gone
+    assert gone.isdisjoint((first.id, third.id))
+    assert launched(5) is not second
+
+
+async def test_all_queues_are_bounded_together(make_rig: Callable[..., Rig], unloading: Any) -> None:
+    rig = make_rig(config={"limits": {"max_queued_jobs": 3, "total_queued_jobs": 4}})
+    unloading(rig)
+    clients = [rig.client() for _ in range(3)]
+    await load(rig, clients[0])
+    sent = [(client, infer(client, [[1]])) for client in clients[:2] for _ in range(3)]  # two of them run
+    assert clients[2].code(infer(clients[2], [[1]])) == "overloaded"
+    rig.settle()
+    assert [client.code(msgid) for client, msgid in sent] == [None] * 6
 
 
 async def test_clients_share_models_and_not_their_numbers(served: Served) -> None:

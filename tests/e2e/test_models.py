@@ -305,6 +305,35 @@ def test_source_kernels(any_client: RawClient) -> None:
     assert "column" in error.message
 
 
+def test_specialization_by_the_shape(any_client: RawClient) -> None:
+    """A shape whose kernel is another is analysed and built when it comes; its request waits for that."""
+    client = any_client
+    made = {
+        "dimensions": {"seq": {"buckets": [4, 8, 16]}},
+        "input": [{"name": "x", "data_type": "TYPE_UINT8", "dims": ["seq"]}],
+        "output": [{"name": "o", "data_type": "TYPE_INT32", "dims": [10]}],
+        "kernel": [{"name": "c"}],
+        "node": [
+            {"kernel": "c", "args": ["o"], "grid": [1], "specialization": {"0": "seq * 3 - 50", "1": 7, "2": 1.5}}
+        ],
+    }
+    code = [{"name": "c", "code": kernel("constants")}]
+    client.call("model.load", name="c", config=made, kernels=code)
+    sent = [
+        (n, client.send("model.infer", name="c", inputs={"x": {"shape": [n], "data": bytes(n)}})) for n in (5, 3, 9)
+    ]
+    for n, msgid in sent:
+        found = np.frombuffer(client.wait(msgid)["outputs"]["o"]["data"], np.int32)
+        bucket = next(b for b in (4, 8, 16) if b >= n)
+        assert found[:2].tolist() == [bucket * 3 - 50, 7]
+        assert found[2:3].view(np.float32)[0] == 1.5
+    made["node"][0]["specialization"]["nothing"] = 1  # type: ignore[index]
+    error = refused(client, "model.load", name="c", config=made, kernels=code)
+    assert error.code == "invalid"
+    assert "no constant 'nothing'" in error.message
+    client.call("model.unload", name="c")
+
+
 def test_a_reload_under_load_drops_nothing(any_daemon: Daemon) -> None:
     """Each answer is wholly of one version; those sent behind the load's answer are of the new one."""
     with any_daemon.client() as client, any_daemon.client() as other:

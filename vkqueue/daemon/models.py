@@ -118,6 +118,11 @@ class Models:
             for serving in due:
                 serving.pump()
 
+    @property
+    def queued(self) -> int:
+        """Requests that wait for their batch."""
+        return sum(len(serving.batcher) for serving in self._servings)
+
     def fail_queued(self, error: VkqueueError) -> None:
         """The daemon stops: answer what was not submitted, and who waits for a model."""
         for serving in list(self._servings):

@@ -280,7 +280,8 @@ class Service:
         session.burst = (), 0
 
     def _look_whether_full(self) -> None:
-        self.full = sum(d.scheduler.queued for d in self.devices) >= self.config.limits.total_queued_jobs
+        queued = sum(d.scheduler.queued for d in self.devices) + self.models.queued
+        self.full = queued >= self.config.limits.total_queued_jobs
 
     def _request(self, session: Session, msgid: int, method: str, params: dict[str, Any], now: int) -> None:
         """A request that has just come."""
