@@ -50,6 +50,7 @@ from vkqueue.model import (
 from vkqueue.wire.codec import pack
 
 if TYPE_CHECKING:
+    from vkqueue.daemon.alarms import Alarm
     from vkqueue.daemon.modules import Code, DeviceKernel, SpecKey
     from vkqueue.daemon.service import Service
     from vkqueue.daemon.session import Buffer, Session
@@ -92,7 +93,7 @@ class Device:
         self._frees_queued = 0
         self._serial = 0
         self._touched: dict[int, Session] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Alarm | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._timer_due_ns = self._deadline_due_ns = 0
         batching, limits = service.config.batching, service.config.limits
@@ -308,8 +309,7 @@ class Device:
                     if self._timer is not None:
                         self._timer.cancel()
                     self._timer_due_ns = decision.until_ns
-                    delay = max(decision.until_ns - now, 0) / 1e9
-                    self._timer = asyncio.get_running_loop().call_later(delay, self._timer_fired)
+                    self._timer = self.service.alarms.at(decision.until_ns, self._timer_fired)
                 return
 
     def _timer_fired(self) -> None:

@@ -62,11 +62,7 @@ class ModelRequests:
             asked = [self._models.version(p["name"], p["version"])]
         else:
             asked = self._models.all()
-        found = []
-        for version in asked:
-            counted = version.serving.statistics_map() if version.serving else version.statistics.to_map()
-            found.append({"name": version.name, "version": version.number, **counted})
-        self._service.answer(session, msgid, found)
+        self._service.answer(session, msgid, [version.statistics_to_wire() for version in asked])
 
     # Loading
 

@@ -170,6 +170,7 @@ class Serving:
 
     def _leave(self, batch: Batch, now: int) -> None:
         left = self.running[batch.serial] = _Left(batch, self._lanes.pop())
+        self.statistics.left(batch.reason, batch.samples)
         requests: list[Infer] = []
         for request in batch.requests:
             infer = request.payload
@@ -327,17 +328,6 @@ class Serving:
             on_idle, self._on_idle = self._on_idle, None
             self._arm(None)
             on_idle()
-
-    def statistics_map(self) -> dict[str, Any]:
-        """What is counted, and what is known of times."""
-        found = self.batcher.statistics()
-        return {
-            **self.statistics.to_map(),
-            "queued": found["queued"],
-            "closed": found["closed"],
-            "batch_sizes": {str(size): count for size, count in found["batch_sizes"].items()},
-            "predicted_error": self.predictor.error(),
-        }
 
     # Warm-up
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from vkqueue.models.batcher import REASONS
+
 
 class Duration:
     """How often, and how long in all."""
@@ -40,6 +42,7 @@ class ModelStatistics:
         queue: of successful requests, from receipt to leaving the queue; parts: from there on, to the device, on it,
             and back.
         rejected: requests that were refused.
+        closed, sizes: batches that have left the queue, by why and by samples.
     """
 
     def __init__(self) -> None:
@@ -52,6 +55,13 @@ class ModelStatistics:
         self.inferences = 0
         self.executions = 0
         self.last_inference_ms = 0
+        self.closed = dict.fromkeys(REASONS, 0)
+        self.sizes: dict[int, int] = {}
+
+    def left(self, reason: str, samples: int) -> None:
+        """A batch was closed."""
+        self.closed[reason] += 1
+        self.sizes[samples] = self.sizes.get(samples, 0) + 1
 
     def executed(self, samples: int, times_ns: tuple[int, int, int]) -> None:
         """A batch ran; times are of its parts."""
@@ -91,6 +101,8 @@ class ModelStatistics:
             "rejected": self.rejected,
             "cancelled": self.requests["cancelled"].count,
             "expired": self.requests["expired"].count,
+            "closed": dict(self.closed),
+            "batch_sizes": {str(size): count for size, count in sorted(self.sizes.items())},
         }
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkqueue.daemon.model_statistics import ModelStatistics
 from vkqueue.models.definition import Definition
+from vkqueue.models.predict import Predictor
 from vkqueue.models.source import ModelSource
 
 if TYPE_CHECKING:
@@ -48,6 +49,17 @@ class Version:
         """As `model.list` has it."""
         found = {"name": self.name, "version": self.number, "state": self.state, "reason": self.reason}
         return found if self.device is None else {**found, "device": self.device.index}
+
+    def statistics_to_wire(self) -> dict[str, Any]:
+        """As `model.statistics` has it."""
+        serving = self.serving
+        return {
+            "name": self.name,
+            "version": self.number,
+            **self.statistics.to_map(),
+            "queued": len(serving.batcher) if serving is not None else 0,
+            "predicted_error": (serving.predictor if serving is not None else Predictor()).error(),
+        }
 
 
 __all__ = ["LOADING", "READY", "UNAVAILABLE", "UNLOADING", "Version"]
