@@ -305,6 +305,31 @@ def test_source_kernels(any_client: RawClient) -> None:
     assert "column" in error.message
 
 
+@pytest.mark.parametrize("by_buffer", [False, True])
+def test_large_weights_come_in_pieces(any_client: RawClient, by_buffer: bool) -> None:
+    """First, last, and what lies at the ends of pieces of 16 MiB."""
+    client = any_client
+    piece, size = 16 << 20, 33 << 20
+    places = [0, piece - 8, piece, 2 * piece - 8, 2 * piece, size - 16]
+    weights = bytearray(size)
+    for number, place in enumerate(places, 1):
+        weights[place : place + 16] = bytes([number]) * 16
+    wanted = b"".join(bytes(weights[place : place + 16]) for place in places)
+    nodes = [{"copy": [["weights.w", place, 16], ["o", 16 * n, 16]]} for n, place in enumerate(places)]
+    made = {
+        "input": [{"name": "x", "data_type": "TYPE_UINT8", "dims": [1]}],
+        "output": [{"name": "o", "data_type": "TYPE_UINT8", "dims": [16 * len(places)]}],
+        "node": nodes,
+    }
+    w = create(client, bytes(weights)) if by_buffer else bytes(weights)
+    client.call("model.load", name="large", config=made, weights={"w": w})
+    if by_buffer:
+        client.call("buffer.free", buffer=w)
+    answer = client.call("model.infer", name="large", inputs={"x": {"shape": [1], "data": b"x"}})
+    assert answer["outputs"]["o"]["data"] == wanted
+    client.call("model.unload", name="large")
+
+
 def test_specialization_by_the_shape(any_client: RawClient) -> None:
     """A shape whose kernel is another is analysed and built when it comes; its request waits for that."""
     client = any_client
