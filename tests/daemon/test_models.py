@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from support.affine import inputs, loading, settled
+from support.affine import W, inputs, loading, settled
 from support.inprocess import AtOnce, InProcessClient, Rig
 
 from vkqueue.daemon import model_graphs
 from vkqueue.errors import JobTimeoutError, OutOfDeviceMemoryError
 from vkqueue.model import COPY, GRAPH, ROW_OP, ROW_PAYLOAD, ROW_TARGET, Pieces, Row
+from vkqueue.models.repository import Found
+from vkqueue.models.source import KernelSource, ModelSource, Weight
 
 
 async def turns() -> None:
@@ -386,3 +388,57 @@ async def test_clients_share_models_and_not_their_numbers(served: Served) -> Non
     used = client.session.memory_bytes
     assert used == 0
     assert rig.service.devices[0].memory_bytes > 0
+
+
+class Stored:
+    """In place of a repository: one model in two versions, of which the second is served."""
+
+    def __init__(self) -> None:
+        self._sent = loading("m")
+
+    def scan(self) -> list[Found]:
+        return [self.look("m")]
+
+    def look(self, name: str) -> Found:
+        return Found(name, (2,))
+
+    def read(self, name: str, version: int | None = None) -> ModelSource:
+        sent = self._sent
+        kernels = {k["name"]: KernelSource(k["name"], k["code"], "spirv", None, "stored") for k in sent["kernels"]}
+        return ModelSource(name, version or 2, sent["config"], kernels, {"w": Weight("F32", (4,), W.tobytes())}, None)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_device_lost_while_the_repository_is_loaded(unloading: Any, at_once: bool) -> None:
+    """What was being loaded is loaded when the device is back, though nobody asks for it again."""
+    rig = Rig()
+    unloading(rig)
+    rig.service.models.repository = Stored()  # type: ignore[assignment]
+    rig.start()
+    assert rig.started == 0
+    await turns()
+    rig.turn()
+    await turns()
+    assert rig.thread.specs or rig.thread.batches
+    rig.thread.lose()
+    if not at_once:
+        await turns()
+        assert rig.started == 1
+    rig.thread.open()
+    await settle(rig)
+    client = rig.client()
+    assert [(f["version"], f["state"]) for f in client.call("model.list")] == [(2, "READY")]
+    msgid = infer(client, [[1]])
+    rig.settle()
+    assert client.code(msgid) is None
+
+
+async def test_the_daemon_starts_when_its_models_are_ready(unloading: Any) -> None:
+    rig = Rig()
+    unloading(rig)
+    rig.service.models.repository = Stored()  # type: ignore[assignment]
+    rig.start()
+    await turns()
+    assert rig.started == 0
+    await settle(rig)
+    assert rig.started == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import signal
@@ -21,6 +20,7 @@ from support.affine import (
     infer,
     inputs,
     kernels,
+    lay_out,
     load,
     loading,
     outputs,
@@ -623,35 +623,6 @@ def test_a_client_killed_with_requests_everywhere_harms_nobody(any_daemon: Daemo
         client.call("model.unload", name="k")
         while client.call("stats")["buffers"] > before:
             time.sleep(0.01)
-
-
-def lay_out(root: Path, name: str, **changes: Any) -> None:
-    """A model's folder in a repository, with two versions whose weights differ."""
-    folder = root / name
-    for version in (1, 2):
-        (folder / str(version)).mkdir(parents=True)
-        entries = {"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
-        head = json.dumps(entries).encode()
-        data = (W * version).tobytes()
-        (folder / str(version) / "w.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + data)
-    files = [{"name": n, "file": f"{n}.spv"} for n in ("affine", "total")]
-    for entry in files:
-        (folder / entry["file"]).write_bytes(kernel(entry["name"]))
-    written = config(kernel=files, weights={"file": "w.safetensors"}, **changes)
-    (folder / "config.toml").write_text(toml(written))
-
-
-def toml(value: Any) -> str:
-    """A configuration as TOML."""
-
-    def one(item: Any) -> str:
-        if isinstance(item, dict):
-            return "{" + ", ".join(f"{json.dumps(key)} = {one(v)}" for key, v in item.items()) + "}"
-        if isinstance(item, list):
-            return "[" + ", ".join(map(one, item)) + "]"
-        return json.dumps(item)
-
-    return "".join(f"{key} = {one(item)}\n" for key, item in value.items())
 
 
 def test_a_repository_is_served_from_the_start(start: Callable[..., Daemon], tmp_path: Path) -> None:

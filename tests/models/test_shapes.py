@@ -64,6 +64,14 @@ def test_what_is_wrong_is_said_with_the_tensor(given: Any, said: str) -> None:
         shapes().read(given)
 
 
+@pytest.mark.parametrize("shape", [[True, 7], [1.0, 7], [1, 7.0], "17"])
+def test_what_equals_a_known_shape_is_not_one(shape: Any) -> None:
+    known = shapes()
+    assert known.read({"ids": [1, 7]}).samples == 1
+    with pytest.raises(InvalidError, match="expected the shape"):
+        known.read({"ids": shape})
+
+
 def test_inputs_have_to_agree() -> None:
     two = [
         {"name": "ids", "data_type": "TYPE_INT32", "dims": ["seq"]},

@@ -6,6 +6,8 @@ total [batch]         = the sum over x[b], padding (by 1000) included
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,3 +129,32 @@ def settled(found: dict[str, Any]) -> int:
     """Requests that have ended, of a version's statistics."""
     counted = found["inference_stats"]
     return sum((counted["success"]["count"], counted["fail"]["count"], found["cancelled"], found["expired"]))
+
+
+def lay_out(root: Path, name: str, **changes: Any) -> None:
+    """A model's folder in a repository, with two versions whose weights differ."""
+    folder = root / name
+    for version in (1, 2):
+        (folder / str(version)).mkdir(parents=True)
+        entries = {"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
+        head = json.dumps(entries).encode()
+        data = (W * version).tobytes()
+        (folder / str(version) / "w.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + data)
+    files = [{"name": n, "file": f"{n}.spv"} for n in ("affine", "total")]
+    for entry in files:
+        (folder / entry["file"]).write_bytes(kernel(entry["name"]))
+    written = config(kernel=files, weights={"file": "w.safetensors"}, **changes)
+    (folder / "config.toml").write_text(toml(written))
+
+
+def toml(value: Any) -> str:
+    """A configuration as TOML."""
+
+    def one(item: Any) -> str:
+        if isinstance(item, dict):
+            return "{" + ", ".join(f"{json.dumps(key)} = {one(v)}" for key, v in item.items()) + "}"
+        if isinstance(item, list):
+            return "[" + ", ".join(map(one, item)) + "]"
+        return json.dumps(item)
+
+    return "".join(f"{key} = {one(item)}\n" for key, item in value.items())

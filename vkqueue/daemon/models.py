@@ -256,6 +256,10 @@ class Models:
                 version.state, version.reason = UNAVAILABLE, error.message
                 if not stored:  # its client has been told
                     self._put_back(version, known)
+                elif isinstance(error, DeviceLostError):
+                    version.state, version.lost = LOADING, True
+                    if version.device is not None and version.device.working:  # it came back before this was known
+                        self.spawn(self._again(version))
                 raise error from exc
             self.versions.setdefault(name, {})[number] = version
             if known is not None and known.serving is not None:

@@ -69,7 +69,7 @@ class Shapes:
         except (KeyError, TypeError):  # missing, or no list of numbers: said below
             found = None
             key = ()
-        if found is not None and len(given) == len(self.names):
+        if found is not None and len(given) == len(self.names) and all([_integers(given[n]) for n in self.names]):
             return found
         found = self._read(given)
         if len(self._known) >= _MAX_KNOWN:
@@ -84,7 +84,7 @@ class Shapes:
         for tensor in self._asked:
             shape = given[tensor.name]
             names = self._named(tensor)
-            if type(shape) not in (list, tuple) or len(shape) != len(names) or any(type(n) is not int for n in shape):
+            if type(shape) not in (list, tuple) or len(shape) != len(names) or not _integers(shape):
                 raise InvalidError(
                     f"inputs: {tensor.name}: expected the shape [{self._expected(tensor)}], got {brief(shape)}",
                     {"input": tensor.name},
@@ -159,6 +159,14 @@ class Shapes:
     def whole(self, tensor: Tensor, batch: int, group: Shape) -> Shape:
         """The shape of a tensor of a batch."""
         return tensor.whole(batch, self.sizes(group), self._definition.batched)
+
+
+def _integers(shape: Sequence[Any]) -> bool:
+    """Not True or 1.0, which are equal to 1 as keys."""
+    for length in shape:
+        if type(length) is not int:
+            return False
+    return True
 
 
 def runs(whole: Shape, part: Shape, axis: int, first: int, item: int) -> Iterator[tuple[int, int]]:
