@@ -56,12 +56,12 @@ async def unloading() -> AsyncIterator[Callable[[Rig], None]]:
     yield rigs.append
     for rig in rigs:
         await settle(rig)
-        for version in rig.service.models.all():
+        for version in rig.service.models.table.all():
             counted = version.statistics
             assert counted.accepted == sum(each.count for each in counted.requests.values())
             rig.service.models.spawn(rig.service.models.unload(version.name, version.number))
         await settle(rig)
-        assert rig.service.models.all() == []
+        assert rig.service.models.table.all() == []
         assert not [session for session in rig.service.sessions.values() if session.internal]
 
 

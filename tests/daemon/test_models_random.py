@@ -140,7 +140,7 @@ class History:
         self.look()
         assert not any(self.owed.values())
         models = self.rig.service.models
-        for version in models.all():
+        for version in models.table.all():
             counted = version.statistics
             assert counted.accepted == sum(each.count for each in counted.requests.values())
             models.spawn(models.unload(version.name, version.number))

@@ -40,15 +40,15 @@ class ModelRequests:
 
     def infer(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         """`model.infer`"""
-        self._models.serving(p["name"], p.get("version")).infer(session, msgid, p, now)
+        self._models.table.serving(p["name"], p.get("version")).infer(session, msgid, p, now)
 
     def list(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         """`model.list`"""
-        self._service.answer(session, msgid, [version.to_wire() for version in self._models.all()])
+        self._service.answer(session, msgid, [version.to_wire() for version in self._models.table.all()])
 
     def config(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         """`model.config`"""
-        version = self._models.version(p["name"], p.get("version"))
+        version = self._models.table.get(p["name"], p.get("version"))
         if version.definition is None:
             raise InvalidError(f"model {version.name!r} has no configuration: {version.reason or 'it is being read'}")
         self._service.answer(session, msgid, {**version.definition.to_map(), "version": version.number})
@@ -56,12 +56,12 @@ class ModelRequests:
     def statistics(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         """`model.statistics`"""
         if "name" in p and "version" not in p:
-            self._models.version(p["name"], None)
-            asked = [version for version in self._models.all() if version.name == p["name"]]
+            self._models.table.get(p["name"], None)
+            asked = self._models.table.of(p["name"])
         elif "name" in p:
-            asked = [self._models.version(p["name"], p["version"])]
+            asked = [self._models.table.get(p["name"], p["version"])]
         else:
-            asked = self._models.all()
+            asked = self._models.table.all()
         self._service.answer(session, msgid, [version.statistics_to_wire() for version in asked])
 
     # Loading

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from vkqueue.daemon.model_loading import load
 from vkqueue.daemon.model_members import with_members
 from vkqueue.daemon.model_requests import ModelRequests
 from vkqueue.daemon.model_serving import Serving
-from vkqueue.daemon.model_version import LOADING, READY, UNAVAILABLE, UNLOADING, Version
+from vkqueue.daemon.model_version import LOADING, READY, UNAVAILABLE, UNLOADING, Version, VersionTable
 from vkqueue.errors import (
     DeviceLostError,
     InternalError,
@@ -50,19 +51,19 @@ class Models:
     """All models of the daemon.
 
     Attributes:
-        versions: by name and number.
+        table: the versions, by name and number.
         due: those in which something happened that may let a batch leave; `Service.settle` goes through them.
         handlers: of the requests `model.…`.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self.versions: dict[str, dict[int, Version]] = {}
+        self.table = VersionTable()
         self.due: dict[Serving, None] = {}
         folder = service.config.models.repository
         self.repository = Repository(folder) if folder else None
         self._servings: dict[Serving, None] = {}  # with those that answer what they have accepted
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._tasks: set[asyncio.Future[Any]] = set()
         self._pipelines: dict[DeviceKernel, list[tuple[Device, asyncio.Future[None]]]] = {}
         self._requests = ModelRequests(service, self)
@@ -92,8 +93,9 @@ class Models:
             for model in found:
                 if model.reason:
                     log.error("model %s is not available: %s", model.name, model.reason)
-                    version = self.versions.setdefault(model.name, {})[1] = Version(model.name, 1)
+                    version = Version(model.name, 1)
                     version.state, version.reason = UNAVAILABLE, model.reason
+                    self.table.put(version)
             await asyncio.gather(*(one(model.name, number) for model in found for number in model.versions))
         except VkqueueError as error:
             log.error("[models] repository: %s", error.message)
@@ -141,56 +143,14 @@ class Models:
         for msgid, serving in list(session.infers.items()):
             serving.cancel(session, msgid, None)
 
-    # Which there are
-
-    def serving(self, name: str, number: int | None) -> Serving:
-        """A version that takes requests: that number, or the newest.
-
-        Raises:
-            NotFoundError: there is none; the message says why.
-            DeviceLostError: it is being made again.
-        """
-        versions = self.versions.get(name)
-        if versions:
-            if number is None:
-                ready = [version for version in versions.values() if version.serving is not None]
-                chosen = max(ready, key=lambda v: v.number) if ready else versions[max(versions)]
-            else:
-                chosen = self.version(name, number)
-            if chosen.serving is not None:
-                return chosen.serving
-            if chosen.lost:
-                raise DeviceLostError(f"model {name!r} is being loaded anew after its device was lost; try again later")
-            why = f": {chosen.reason}" if chosen.reason else ""
-            raise NotFoundError(f"model {name!r}, version {chosen.number} is {chosen.state}{why}")
-        raise self._no_model(name)
-
-    def version(self, name: str, number: int | None) -> Version:
-        """A version in whatever state; the newest if None.
-
-        Raises:
-            NotFoundError
-        """
-        versions = self.versions.get(name)
-        if not versions:
-            raise self._no_model(name)
-        if number is None:
-            ready = [version for version in versions.values() if version.serving is not None]
-            return max(ready or versions.values(), key=lambda v: v.number)
-        if number not in versions:
-            have = ", ".join(map(str, sorted(versions)))
-            raise NotFoundError(f"model {name!r} has no version {number}; it has {have}")
-        return versions[number]
-
-    def _no_model(self, name: str) -> NotFoundError:
-        there = ", ".join(sorted(self.versions)[:16]) or "none"
-        return NotFoundError(f"no model {name[:60]!r} is loaded; there are {there}")
-
-    def all(self) -> list[Version]:
-        """Every version, by name and number."""
-        return [versions[number] for _, versions in sorted(self.versions.items()) for number in sorted(versions)]
-
     # Loading and unloading
+
+    def _alone(self, name: str) -> asyncio.Lock:
+        """Loads and unloads of one name go one after the other."""
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = self._locks[name] = asyncio.Lock()
+        return lock
 
     async def load_stored(self, name: str, number: int, device: Device | None) -> Version:
         """Load a version from the repository.
@@ -219,7 +179,7 @@ class Models:
             await asyncio.to_thread(self.repository.read, name)  # says the same, as an error
             raise InvalidError(found.reason)
         loaded = [(await self.load_stored(name, version, device)).number for version in found.versions]
-        for other in [other for other in self.versions.get(name, {}) if other not in loaded]:
+        for other in [version.number for version in self.table.of(name) if version.number not in loaded]:
             await self.unload(name, other)
         return loaded
 
@@ -239,15 +199,15 @@ class Models:
         device: Device | None,
         stored: bool,
     ) -> Version:
-        async with self._locks.setdefault(name, asyncio.Lock()):
-            known = self.versions.get(name, {}).get(number)
+        async with self._alone(name):
+            known = self.table.find(name, number)
             if known is None:
                 self._check_room()
             version = Version(name, number)
             if known is not None:
                 version.statistics = known.statistics
             if known is None or known.serving is None:
-                self.versions.setdefault(name, {})[number] = version
+                self.table.put(version)
             try:
                 version.source = await read()
                 await self._get_ready(version, device)
@@ -261,7 +221,7 @@ class Models:
                     if version.device is not None and version.device.working:  # it came back before this was known
                         self.spawn(self._again(version))
                 raise error from exc
-            self.versions.setdefault(name, {})[number] = version
+            self.table.put(version)
             if known is not None and known.serving is not None:
                 self._retire(known)
                 self._service.settle()
@@ -289,7 +249,7 @@ class Models:
         """What a step's model is made from: as it is loaded, else as it is in the repository."""
         number = step.model_version if step.model_version > 0 else None
         try:
-            version = self.version(step.model_name, number)
+            version = self.table.get(step.model_name, number)
             if version.source is not None:
                 return version.source
         except NotFoundError:
@@ -301,14 +261,10 @@ class Models:
 
     def _put_back(self, version: Version, known: Version | None) -> None:
         """A version did not come into being: what was there before is there again."""
-        versions = self.versions.get(version.name, {})
-        if versions.get(version.number) is version:
+        if self.table.find(version.name, version.number) is version:
+            self.table.remove(version)
             if known is not None:
-                versions[version.number] = known
-            else:
-                del versions[version.number]
-            if not versions:
-                del self.versions[version.name]
+                self.table.put(known)
 
     @staticmethod
     def _understood(exc: Exception, version: Version) -> VkqueueError:
@@ -319,7 +275,7 @@ class Models:
 
     def _check_room(self) -> None:
         most = self._service.config.models.max_models
-        if sum(map(len, self.versions.values())) >= most:
+        if len(self.table) >= most:
             raise QuotaError(
                 f"max_models: {most} versions of models are loaded, the daemon's limit; unload some",
                 {"quota": "max_models", "limit": most},
@@ -348,8 +304,8 @@ class Models:
         Raises:
             NotFoundError
         """
-        version = self.version(name, number)
-        versions = [version] if number is not None else list(self.versions[name].values())
+        version = self.table.get(name, number)
+        versions = [version] if number is not None else self.table.of(name)
         for each in versions:
             each.state, each.reason, each.lost = UNLOADING, "", False
             if each.serving is not None:
@@ -362,14 +318,12 @@ class Models:
         Raises:
             NotFoundError
         """
-        async with self._locks.setdefault(name, asyncio.Lock()):
+        async with self._alone(name):
             versions = self.leaving(name, number)
             self._service.settle()
             await asyncio.gather(*(future for version in versions for future in version.leaving))
             for version in versions:
-                self.versions[name].pop(version.number, None)
-            if not self.versions[name]:
-                del self.versions[name]
+                self.table.remove(version)
             log.info("model %s%s is unloaded", name, "" if number is None else f", version {number}")
 
     # Devices
@@ -406,7 +360,7 @@ class Models:
 
     def lost(self, device: Device) -> None:
         """What was in flight is answered: its models are of no use any more."""
-        for version in self.all():
+        for version in self.table.all():
             if version.serving is not None and version.device is device:
                 version.serving, version.state = None, LOADING
                 version.reason, version.lost = "its device was lost", True
@@ -415,13 +369,13 @@ class Models:
 
     def opened(self, device: Device) -> None:
         """The device works (again): load what was on it."""
-        for version in self.all():
+        for version in self.table.all():
             if version.lost and version.device in (device, None):
                 self.spawn(self._again(version))
 
     async def _again(self, version: Version) -> None:
-        async with self._locks.setdefault(version.name, asyncio.Lock()):
-            if self.versions.get(version.name, {}).get(version.number) is not version or not version.lost:
+        async with self._alone(version.name):
+            if self.table.find(version.name, version.number) is not version or not version.lost:
                 return  # it was unloaded, or loaded anew
             version.state = LOADING
             try:
