@@ -52,6 +52,7 @@ class Models:
 
     Attributes:
         table: the versions, by name and number.
+        servings: what is served, and what answers what it has accepted before it goes.
         due: those in which something happened that may let a batch leave; `Service.settle` goes through them.
         handlers: of the requests `model.…`.
     """
@@ -62,7 +63,7 @@ class Models:
         self.due: dict[Serving, None] = {}
         folder = service.config.models.repository
         self.repository = Repository(folder) if folder else None
-        self._servings: dict[Serving, None] = {}  # with those that answer what they have accepted
+        self.servings: dict[Serving, None] = {}
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._tasks: set[asyncio.Future[Any]] = set()
         self._pipelines: dict[DeviceKernel, list[tuple[Device, asyncio.Future[None]]]] = {}
@@ -123,11 +124,11 @@ class Models:
     @property
     def queued(self) -> int:
         """Requests that wait for their batch."""
-        return sum(len(serving.batcher) for serving in self._servings)
+        return sum(len(serving.batcher) for serving in self.servings)
 
     def fail_queued(self, error: VkqueueError) -> None:
         """The daemon stops: answer what was not submitted, and who waits for a model."""
-        for serving in list(self._servings):
+        for serving in list(self.servings):
             serving.end(error)
         self._requests.fail_waiting(error)
 
@@ -242,7 +243,7 @@ class Models:
             shown = {"max_batch_size": definition.max_batch_size, "dimensions": definition.dimensions}
             version.definition = replace(version.definition, batching=definition.batching, **shown)  # type: ignore[arg-type]
         serving = await load(self._service, definition, whole, device, version.statistics)
-        self._servings[serving] = None
+        self.servings[serving] = None
         version.serving, version.state, version.reason, version.lost = serving, READY, "", False
 
     async def _member(self, step: Step) -> ModelSource:
@@ -295,7 +296,7 @@ class Models:
         return future
 
     def _close(self, serving: Serving) -> None:
-        self._servings.pop(serving, None)
+        self.servings.pop(serving, None)
         serving.graphs.close()
 
     def leaving(self, name: str, number: int | None) -> list[Version]:
@@ -352,7 +353,7 @@ class Models:
     def losing(self, device: Device) -> None:
         """The device was lost, and nothing is answered yet: nothing more is submitted to it."""
         error = DeviceLostError("the device was lost before this request was submitted")
-        for serving in self._servings:
+        for serving in self.servings:
             if serving.graphs.device is device:
                 serving.end(error)
         for kernel in [kernel for kernel, waiting in self._pipelines.items() if any(d is device for d, _ in waiting)]:
@@ -364,7 +365,7 @@ class Models:
             if version.serving is not None and version.device is device:
                 version.serving, version.state = None, LOADING
                 version.reason, version.lost = "its device was lost", True
-        for serving in [s for s in self._servings if s.graphs.device is device and not s.retiring]:
+        for serving in [s for s in self.servings if s.graphs.device is device and not s.retiring]:
             serving.retire(lambda serving=serving: self._close(serving))  # type: ignore[misc]
 
     def opened(self, device: Device) -> None:

@@ -280,7 +280,9 @@ class Service:
         session.burst = (), 0
 
     def _look_whether_full(self) -> None:
-        queued = sum(d.scheduler.queued for d in self.devices) + self.models.queued
+        queued = sum([d.scheduler.queued for d in self.devices])
+        if self.models.servings:
+            queued += self.models.queued
         self.full = queued >= self.config.limits.total_queued_jobs
 
     def _request(self, session: Session, msgid: int, method: str, params: dict[str, Any], now: int) -> None:
