@@ -147,6 +147,55 @@ def test_a_buffer_that_is_freed_at_once_is_there_until_the_answer(client: RawCli
     assert client.call("stats")["memory_bytes"] <= before + (4 << 20)
 
 
+def test_layouts_and_odd_sizes_come_back_as_they_went(client: RawClient) -> None:
+    """Through a model that copies: the batch dimension anywhere, elements of any size, two dimensions, both ways."""
+    forms: dict[str, tuple[str, str, list[Any], int]] = {
+        "a": ("TYPE_UINT8", "u1", ["s", 3], 2), "b": ("TYPE_INT16", "<i2", ["t", "s"], 1),
+        "c": ("TYPE_FP64", "<f8", [2, "t"], 0), "d": ("TYPE_UINT8", "u1", [], 0),
+    }  # fmt: skip
+
+    def tensors(prefix: str) -> list[dict[str, Any]]:
+        return [
+            {"name": prefix + name, "data_type": type_, "dims": dims, "batch_dimension": place}
+            for name, (type_, _, dims, place) in forms.items()
+        ]
+
+    made = {
+        "max_batch_size": 6,
+        "dynamic_batching": {},
+        "dimensions": {"s": {"buckets": [2, 5, 7]}, "t": {"min": 1, "max": 3}},
+        "input": [{**tensor, "pad_value": 9} for tensor in tensors("")],
+        "output": tensors("out_"),
+        "node": [{"copy": [name, f"out_{name}"]} for name in forms],
+    }
+    client.call("model.load", name="same", config=made)
+    rng = np.random.default_rng(5)
+    sent = []
+    for number in range(40):
+        samples, sizes = int(rng.integers(1, 4)), {"s": int(rng.integers(1, 8)), "t": int(rng.integers(1, 4))}
+        arrays, given, targets = {}, {}, {}
+        for name, (_, dtype, dims, place) in forms.items():
+            shape = [sizes[d] if isinstance(d, str) else d for d in dims]
+            shape.insert(place, samples)
+            array = arrays[name] = rng.integers(0, 200, shape).astype(dtype)
+            given[name] = {"shape": shape, "data": array.tobytes()}
+            if number % 4 == 1 and rng.random() < 0.5:
+                given[name] = {"shape": shape, "buffer": create(client, b"??" + array.tobytes()), "offset": 2}
+            if number % 4 == 2 and rng.random() < 0.5:
+                targets[name] = create(client, array.nbytes + 1)
+        wanted = {f"out_{name}": {"buffer": targets[name], "offset": 1} if name in targets else None for name in forms}
+        sent.append((arrays, targets, client.send("model.infer", name="same", inputs=given, outputs=wanted)))
+    for arrays, targets, msgid in sent:
+        answer = client.wait(msgid)["outputs"]
+        for name, array in arrays.items():
+            found = answer[f"out_{name}"]
+            assert found["shape"] == list(array.shape)
+            data = read(client, targets[name]).tobytes()[1:] if name in targets else found["data"]
+            assert data == array.tobytes(), name
+    assert statistics(client, "same")["execution_count"] < 40
+    client.call("model.unload", name="same")
+
+
 def test_a_bad_request_fails_alone(client: RawClient, model: str) -> None:
     x = [[1, 2, 3]]
     wrong: list[dict[str, Any]] = [
