@@ -379,6 +379,19 @@ def test_large_weights_come_in_pieces(any_client: RawClient, by_buffer: bool) ->
     client.call("model.unload", name="large")
 
 
+def test_a_size_of_batch_without_a_graph_is_split(any_client: RawClient) -> None:
+    """Batches of 3 cannot be; their requests can."""
+    client = any_client
+    nodes = [{"fill": ["total", 0, "4 * batch + 12 / (batch - 3) * 0"]}, {"fill": "rows"}]
+    load(client, "s", node=nodes, temporary=None, kernel=None, instance_group={"count": 1}, max_batch_size=4,
+         dynamic_batching={"max_queue_delay_microseconds": 50_000, "preferred_batch_size": [3]})  # fmt: skip
+    sent = [infer(client, [[1]], "s") for _ in range(3)]
+    assert [code(client, msgid) for msgid in sent] == [None] * 3
+    assert statistics(client, "s")["batch_sizes"] == {"3": 1}
+    assert code(client, infer(client, [[1]] * 3, "s")) == "invalid"
+    client.call("model.unload", name="s")
+
+
 def test_specialization_by_the_shape(any_client: RawClient) -> None:
     """A shape whose kernel is another is analysed and built when it comes; its request waits for that."""
     client = any_client

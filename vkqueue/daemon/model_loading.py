@@ -88,7 +88,11 @@ def _used(definition: Definition, source: ModelSource) -> dict[str, Weight]:
 
 
 def warmups(definition: Definition) -> list[tuple[int, tuple[int, ...]]]:
-    """The shapes to run first: as configured, else one sample and a full batch of the smallest buckets."""
+    """The shapes to run first: as configured, else one sample and a full batch of the smallest buckets.
+
+    Raises:
+        InvalidError: one is no shape of the model (of an ensemble that is known only when it is flattened).
+    """
     dimensions = definition.dimensions
     smallest = {name: dimension.smallest for name, dimension in dimensions.items()}
     if definition.warmup is None:
@@ -96,11 +100,19 @@ def warmups(definition: Definition) -> list[tuple[int, tuple[int, ...]]]:
     else:
         asked = [(item.batch_size, {**smallest, **item.dimensions}) for item in definition.warmup]
     found = []
+    most = definition.max_batch_size or 1
     for batch, sizes in asked:
-        group = tuple(dimensions[name].bucket(sizes[name]) or 0 for name in dimensions)
+        group = tuple(dimensions[name].bucket(sizes[name]) for name in dimensions)
+        if None in group or batch > most or not sizes.keys() <= dimensions.keys():
+            allowed = (
+                ", ".join(f"{name} {dimension.allowed}" for name, dimension in dimensions.items()) or "no dimensions"
+            )
+            raise InvalidError(
+                f"model_warmup: {batch} samples of {brief(sizes)}: this model takes up to {most}, and {allowed}"
+            )
         if (batch, group) not in found:
             found.append((batch, group))
-    return found
+    return found  # type: ignore[return-value]  # None is in no group
 
 
 async def _codes(service: Service, definition: Definition, source: ModelSource) -> dict[str, tuple[Code, str]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkqueue.daemon.alarms import Alarm
 from vkqueue.daemon.model_batch import Batches, Running
-from vkqueue.daemon.model_graphs import Lane, ModelGraphs, Shape
+from vkqueue.daemon.model_graphs import Lane, ModelGraphs
 from vkqueue.daemon.model_infer import Infer, InferReader
 from vkqueue.daemon.model_statistics import ModelStatistics
 from vkqueue.daemon.session import Session
@@ -181,41 +181,37 @@ class Serving:
 
     def _run(self, left: _Left, requests: list[Infer], samples: int, now: int, retry: bool) -> None:
         """Run requests of a batch that has left, as soon as their shape is there."""
-        group = requests[0].shape.group
         try:
-            shape = self.graphs.ready(samples, group)
+            shape = self.graphs.ready(samples, requests[0].shape.group)
             if shape is None:
                 task = asyncio.ensure_future(self._prepared(left, requests, samples, now, retry))
                 self._service.models.keep(task)
                 return
-            self._submit(left, requests, samples, shape, now, retry)
-        except VkqueueError as error:
-            self._failed(left, requests, samples, error, now)
+            self._batches.submit(Running(requests, samples, shape, left.lane, now, self._over, retry, left))
+        except Exception as exc:
+            self._failed(left, requests, samples, exc, now, retry)
 
     async def _prepared(self, left: _Left, requests: list[Infer], samples: int, now: int, retry: bool) -> None:
         try:
             shape = await self.graphs.prepare(samples, requests[0].shape.group)
             if self._ended is not None:
                 raise self._ended
-            self._submit(left, requests, samples, shape, now, retry)
-        except VkqueueError as error:
-            self._failed(left, requests, samples, error, now)
-        except Exception:
-            log.exception("model %s: a batch", self.definition.name)
-            fault = InternalError("a fault of the daemon's own in a batch; its log has the details")
-            self._failed(left, requests, samples, fault, now)
+            self._batches.submit(Running(requests, samples, shape, left.lane, now, self._over, retry, left))
+        except Exception as exc:
+            self._failed(left, requests, samples, exc, now, retry)
         self._service.settle()
         self.graphs.session.flush()
 
-    def _submit(
-        self, left: _Left, requests: list[Infer], samples: int, shape: Shape, now: int, retry: bool
+    def _failed(
+        self, left: _Left, requests: list[Infer], samples: int, exc: Exception, now: int, retry: bool
     ) -> None:  # fmt: skip
-        self._batches.submit(Running(requests, samples, shape, left.lane, now, self._over, retry, left))
-
-    def _failed(self, left: _Left, requests: list[Infer], samples: int, error: VkqueueError, now: int) -> None:
         """Nothing of these requests was submitted."""
-        running = Running(requests, samples, None, left.lane, now, self._over, of=left)
-        running.error = error
+        running = Running(requests, samples, None, left.lane, now, self._over, retry, left)
+        if isinstance(exc, VkqueueError):
+            running.error = exc
+        else:
+            log.error("model %s: a batch", self.definition.name, exc_info=exc)
+            running.error = InternalError("a fault of the daemon's own in a batch; its log has the details")
         self._over(running)
 
     def _over(self, running: Running) -> None:
@@ -291,7 +287,7 @@ class Serving:
         self._service.hold_bytes(session, -infer.held_bytes)
         if error is not None:
             self._service.fail(session, infer.msgid, error)
-        elif how != "cancelled":
+        else:
             self._service.answer(session, infer.msgid, result)
         self.graphs.session.answered[session.id] = session
 
