@@ -206,7 +206,7 @@ class Models:
                 self._check_room()
             version = Version(name, number)
             if known is not None:
-                version.statistics = known.statistics
+                version.statistics, version.device = known.statistics, known.device
             if known is None or known.serving is None:
                 self.table.put(version)
             try:
