@@ -113,8 +113,8 @@ class BatchingConfig:
         max_batch_jobs: jobs of one submission.
         max_batch_delay_us: how long the oldest job may wait for others while batches are in flight.
         batches_in_flight: submissions at once on one device.
-        max_batch_gpu_ms: how long a batch may be thought to take on the device, from what its kernels took before; a job
-            that takes longer has a batch to itself. 0: no bound.
+        max_batch_gpu_ms: how long a batch may be thought to take on the device, from what its kernels took before; a
+            job that takes longer has a batch to itself. 0: no bound.
         batch_timeout_s: a batch that runs longer is reported: its jobs not known to be finished get `timeout`.
         spin_us: for so long after a job the device's thread polls, for the fence of a lone job and for the next one,
             before it sleeps. Lowers latency where there are cores to spare, and burns one meanwhile.

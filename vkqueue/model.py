@@ -278,8 +278,8 @@ class Batch:
     """Rows that are recorded into one command buffer and submitted together.
 
     `flags` and `slots` run parallel to `rows` (slots: the ring slot of a launch whose layout needs one, else
-    -1). `reason` says why the batch was closed: "idle", "full", "delay" or "backlog". `timed`: whether the backend is to
-    say what each row took (`Completion.spent_ns`), where it can.
+    -1). `reason` says why the batch was closed: "idle", "full", "delay" or "backlog". `timed`: whether the backend is
+    to say what each row took (`Completion.spent_ns`), where it can.
     """
 
     serial: int
