@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 ROWS = "batch * seq"
 BUCKETS = (16, 32, 64, 128, 256)
-MAX_BATCH_SIZE = 32
+MAX_BATCH_SIZE = 64
 SOURCES = {
     "embed": ("embed.comp",),
     "matmul_norm": ("matmul.comp", "-DNORM"),
@@ -270,7 +270,9 @@ def config(shape: Architecture, tuning: Tuning, weights: str = "model.safetensor
     return {
         "name": "minilm",
         "max_batch_size": MAX_BATCH_SIZE,
-        "dynamic_batching": {"preferred_batch_size": [8, 16], "max_queue_delay_microseconds": 500},
+        # One batch at a time: what comes meanwhile is the next one. A second would be cut from it, and wait for it.
+        "instance_group": {"count": 1},
+        "dynamic_batching": {"max_queue_delay_microseconds": 0},
         "dimensions": {"seq": {"buckets": buckets}},
         "input": [
             {"name": "input_ids", "data_type": "TYPE_INT32", "dims": ["seq"], "pad_value": 0},
