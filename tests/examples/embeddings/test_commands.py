@@ -167,3 +167,10 @@ def test_every_file_says_how_it_is_run() -> None:
     for path in sorted(FOLDER.glob("*.py")):
         text = path.read_text()
         assert ("def main()" not in text) == (f"python examples/embeddings/{path.name}" not in text.split('"""')[1])
+
+
+def test_peers_says_what_it_needs(run: Run) -> None:
+    if all(map(importlib.util.find_spec, ("torch", "transformers"))):
+        pytest.skip("torch and transformers are installed")
+    with pytest.raises(AssertionError, match="pip install torch transformers"):  # its status is not 0
+        run("embeddings/peers.py")
