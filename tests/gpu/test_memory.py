@@ -47,34 +47,33 @@ def make(capacity: int = 1 << 60, **limits: int) -> tuple[Memory, FakeSource]:
 
 # The memory types of real devices, in their drivers' order: d device-local, v host-visible, c coherent, h cached.
 DEVICES = {
-    "lavapipe": ([mtype(0, 0, 8 * GIB, "dvch")], (0, 0, 0), True),
+    "lavapipe": ([mtype(0, 0, 8 * GIB, "dvch")], (0, 0, 0)),
     "H200, resizable BAR": (
         [mtype(0, 1, 100 * GIB, ""), mtype(1, 0, 140 * GIB, "d"), mtype(2, 1, 100 * GIB, "vc"),
          mtype(3, 1, 100 * GIB, "vch"), mtype(4, 0, 140 * GIB, "dvc")],
-        (4, 4, 3), False,
+        (4, 4, 3),
     ),
     "discrete, BAR window of 256 MiB": (
         [mtype(0, 1, 32 * GIB, ""), mtype(1, 0, 8 * GIB, "d"), mtype(2, 1, 32 * GIB, "vc"),
          mtype(3, 1, 32 * GIB, "vch"), mtype(4, 2, 256 * MIB, "dvc")],
-        (1, 2, 3), False,
+        (1, 2, 3),
     ),
     "integrated, cached and write-combined": (
         [mtype(0, 0, 12 * GIB, "d"), mtype(1, 0, 12 * GIB, "dvc"), mtype(2, 0, 12 * GIB, "dvch")],
-        (2, 1, 2), True,
+        (2, 1, 2),
     ),
     "mobile, cached only without coherence": (
         [mtype(0, 0, 4 * GIB, "dvc"), mtype(1, 0, 4 * GIB, "dvh")],
-        (0, 0, 1), False,
+        (0, 0, 1),
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_types_chosen_on_real_devices(name: str) -> None:
-    types, (client, upload, download), unified = DEVICES[name]
+    types, (client, upload, download) = DEVICES[name]
     choice = choose_types(types, 0xFF)
     assert (choice.client.index, choice.upload.index, choice.download.index) == (client, upload, download)
-    assert choice.unified is unified
 
 
 def test_types_that_buffers_may_not_use_are_not_chosen() -> None:

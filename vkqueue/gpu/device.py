@@ -232,16 +232,6 @@ class Device:
             )
             self.calls.vkSetDebugUtilsObjectNameEXT(self.handle, info)
 
-    def memory_budget(self) -> tuple[tuple[int, int], ...]:
-        """(budget, usage) in bytes of each heap, of all processes; (heap size, 0) where the driver does not tell."""
-        if "VK_EXT_memory_budget" not in self.extensions:
-            return tuple((heap.size, 0) for heap in self.heaps)
-        with Arena() as arena:
-            budget = arena.struct("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
-            properties = arena.struct("VkPhysicalDeviceMemoryProperties2", pNext=budget)
-            self.instance.calls.vkGetPhysicalDeviceMemoryProperties2(self.physical.handle, properties)
-            return tuple((budget.heapBudget[i], budget.heapUsage[i]) for i in range(len(self.heaps)))
-
     def close(self) -> None:
         """Destroy the device; its objects must be destroyed and its queue idle. A second call does nothing."""
         if self.handle:

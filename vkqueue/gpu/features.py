@@ -348,7 +348,6 @@ PLAIN_EXTENSIONS = (
     "VK_KHR_push_descriptor",
     "VK_KHR_external_memory_fd",
     "VK_EXT_external_memory_host",
-    "VK_EXT_memory_budget",
     "VK_EXT_shader_subgroup_ballot",
     "VK_EXT_shader_subgroup_vote",
 )

@@ -49,11 +49,6 @@ class TypeChoice:
     upload: MemoryType
     download: MemoryType
 
-    @property
-    def unified(self) -> bool:
-        """Whether the host can reach what the device computes on at full speed (one memory for both)."""
-        return self.client.host_visible and self.client.cached
-
 
 def choose_types(types: list[MemoryType], allowed: int) -> TypeChoice:
     """Choose among the types whose bits are set in `allowed`.

@@ -172,6 +172,7 @@ class PipelineTable:
             device.calls.vkCreateComputePipelines(device.handle, self._cache.handle, 1, info, binding.ffi.NULL, out)
             handle = binding.address(out[0])
         device.live.add("VkPipeline")
+        device.set_name(binding.vk.VK_OBJECT_TYPE_PIPELINE, handle, spec.label or spec.entry)
         self._cache.built += 1
         return handle
 
