@@ -249,10 +249,11 @@ class Connection:
             # A fault of the daemon's own must cost this client its connection, not everybody theirs.
             log.exception("session %d: a request met a fault of the daemon", session.id)
             conn.abort(InternalError("the daemon failed on a request of this connection; see its log"))
-        if flush_here:
+        if flush_here and (conn.bytes_out or conn.closing or self._out or self._closing):
             self._flush()
-        else:
-            self._update_reading()
+            return
+        self._flush_due = self._closed or not flush_here
+        self._update_reading()
 
     def _take_files(self, extra: list[tuple[int, int, bytes]], flags: int) -> None:
         """Keep descriptors for the requests that they came with. If one is missing the connection ends: whose the

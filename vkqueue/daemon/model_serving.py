@@ -74,6 +74,9 @@ class Serving:
         self._policy = policy
         self.running: dict[int, _Left] = {}
         self._finished: dict[int, _Left] = {}  # those that wait for earlier ones (preserve_ordering)
+        # Their answers go out when the next batch is on its way to the device, which shall not wait for them.
+        self._unanswered: list[Running] = []
+        graphs.session.answer = self._answer_all
         self._lanes = graphs.lanes[::-1]  # the last is taken: that which was used last
         self._timer: Alarm | None = None
         self._timer_due_ns = 0
@@ -113,7 +116,8 @@ class Serving:
         session.open_jobs += 1
         session.infers[msgid] = self
         self._service.hold_bytes(session, infer.held_bytes)
-        self._service.models.due[self] = None
+        if request.deadline_ns or not self.batcher.full:
+            self._service.models.due[self] = None
 
     def cancel(self, session: Session, msgid: int, error: VkqueueError | None) -> bool:
         """Take a waiting request out, and answer it by the error if there is one; whether it waited."""
@@ -213,6 +217,7 @@ class Serving:
             log.error("model %s: a batch", self.definition.name, exc_info=exc)
             running.error = InternalError("a fault of the daemon's own in a batch; its log has the details")
         self._over(running)
+        self.graphs.session.flush()
 
     def _over(self, running: Running) -> None:
         """All rows of a run are answered."""
@@ -237,11 +242,20 @@ class Serving:
         for done in self.batcher.done(serial, time.monotonic_ns()):
             finished = self._finished.pop(done)
             runs, finished.runs = finished.runs, []  # they name it too: no circle is left for the collector
-            for run in runs:
-                self._answer(run)
+            self._unanswered += runs
         self._service.models.due[self] = None
 
     # Answers
+
+    def _answer_all(self) -> None:
+        """Answer the runs that are over."""
+        runs, self._unanswered = self._unanswered, []
+        if not runs:
+            return
+        for run in runs:
+            self._answer(run)
+        self._look_whether_idle()
+        self._service.settle()  # for those who waited for what was held for these requests
 
     def _answer(self, running: Running) -> None:
         now = time.monotonic_ns()
@@ -288,7 +302,9 @@ class Serving:
         if error is not None:
             self._service.fail(session, infer.msgid, error)
         else:
-            self._service.answer(session, infer.msgid, result)
+            ok = session.conn.respond(infer.msgid, result)
+            if session.tracks_requests or not ok:
+                self._service.request_done(session, infer.msgid, ok)
         self.graphs.session.answered[session.id] = session
 
     @staticmethod
@@ -320,7 +336,7 @@ class Serving:
         self._service.models.due[self] = None
 
     def _look_whether_idle(self) -> None:
-        if self._on_idle is not None and not self.running and not len(self.batcher):
+        if self._on_idle is not None and not (self.running or self._unanswered or len(self.batcher)):
             on_idle, self._on_idle = self._on_idle, None
             self._arm(None)
             on_idle()

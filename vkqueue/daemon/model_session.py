@@ -53,10 +53,15 @@ class Calls:
         self._answers.pop(msgid)(None, error)
 
 
+def _nothing() -> None:
+    pass
+
+
 class ModelSession(Session):
     """The owner of a model's buffers and rows.
 
     Attributes:
+        answer: gives the answers that are due to `answered`; the model puts its own here.
         answered: sessions of clients that have got answers in this burst; `flush` sends them.
     """
 
@@ -65,9 +70,11 @@ class ModelSession(Session):
     def __init__(self, id: int) -> None:
         self.calls = Calls()
         super().__init__(id, cast(ServerConnection, self.calls), Peer(), self._flush)
+        self.answer: Callable[[], None] = _nothing
         self.answered: dict[int, Session] = {}
 
     def _flush(self) -> None:
+        self.answer()
         answered, self.answered = self.answered, {}
         for session in answered.values():
             session.flush()

@@ -124,6 +124,11 @@ class DynamicBatcher:
         """Requests that wait."""
         return len(self._queue)
 
+    @property
+    def full(self) -> bool:
+        """Whether nothing can leave before a batch is done."""
+        return len(self.in_flight) >= self.instances
+
     # In and out
 
     def enqueue(self, request: Request, now: int) -> None:
@@ -148,7 +153,7 @@ class DynamicBatcher:
             request.deadline_ns = self.policy.deadline_ns(request.priority, request.received_ns)
         # Requests that must not overtake each other are one group here; `_cut` ends where the real group changes.
         self._queue.add(request, level, None if self.policy.preserve_ordering else request.group)
-        if len(self.in_flight) >= self.instances:
+        if self.full:
             self._full_ns = now
 
     def cancel(self, id: Hashable) -> Request | None:
@@ -189,7 +194,7 @@ class DynamicBatcher:
             Batch, which has left; Wait; or None: nothing until a batch is done or a request comes.
         """
         self._sweep(now)
-        if not self._queue or len(self.in_flight) >= self.instances:
+        if not self._queue or self.full:
             return None
         while (group := self._queue.first_candidate(now)) is not None:
             cut = self._cut(group)
@@ -250,7 +255,7 @@ class DynamicBatcher:
         self._serial += 1
         samples = sum(request.samples for request in requests)
         self.in_flight.add(self._serial)
-        if self._queue and len(self.in_flight) >= self.instances:
+        if self._queue and self.full:
             self._full_ns = now
         self.reasons[reason] += 1
         self.sizes[samples] = self.sizes.get(samples, 0) + 1
@@ -263,7 +268,7 @@ class DynamicBatcher:
             Batches whose requests are to be answered now, in order: this one, or with `preserve_ordering` all from the
             first that is not answered up to one that is not done.
         """
-        if self._queue and len(self.in_flight) >= self.instances:
+        if self._queue and self.full:
             self._full_ns = now
         self.in_flight.remove(serial)
         if not self.policy.preserve_ordering:
