@@ -107,9 +107,9 @@ class Recorder:
                     order.barrier(main, moves)
                     barrier_used = True
                 if moves:
+                    if not frame.begun:
+                        self._begin(frame)  # which may record a barrier: it stands before what moves
                     if order.narrow:
-                        if not frame.begun:
-                            self._begin(frame)
                         order.full(main)
                         barrier_used = True
                     order.moved = True

@@ -97,6 +97,36 @@ def test_a_barrier_that_was_not_submitted_is_owed_to_the_next_batch(
         assert not rig.finish(submission).errors
 
 
+def test_what_moves_bytes_behind_an_owed_barrier_is_waited_for(
+    open_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owed barrier stands before it, and does not count as the one behind it."""
+    rig = open_rig(naive=True)
+    x, y, z = rig.buffer(ints(*range(N))), rig.buffer(4 * N), rig.buffer(4 * N)
+    launch = rig.dispatch("increment", (y,))
+    rig.results(launch)
+    log: list[str] = []
+    commands = rig.backend._recorder._commands
+    for name in ("barrier", "barrier_of_launches", "copy"):
+        real = getattr(commands, name)
+
+        def logged(*args: object, name: str = name, real: Callable[..., None] = real) -> None:
+            log.append(name)
+            real(*args)
+
+        monkeypatch.setattr(commands, name, logged)
+    first = rig.submit(launch)
+    rig.sizes[10**6] = 256
+    assert isinstance(rig.submit(rig.dispatch("add", (y, y, 10**6))).completion.errors[0], NotFoundError)
+    log.clear()
+    increment = rig.dispatch("increment", (z,))
+    second = rig.submit(rig.copy(x, 0, z, 0, 4 * N), increment, increment)
+    assert log == ["barrier", "copy", "barrier", "barrier_of_launches"]
+    for submission in (first, second):
+        assert not rig.finish(submission).errors
+    assert rig.ints_of(z) == [i + 2 for i in range(N)]
+
+
 def test_rule_36_device_lost_at_submit_surfaces_and_nothing_is_submitted_after(rig: Rig) -> None:
     y = rig.buffer(4 * N)
     launch = rig.dispatch("increment", (y,))
