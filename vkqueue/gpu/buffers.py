@@ -124,6 +124,7 @@ class Buffers:
         count: clients' buffers, with those that wait to be freed.
         mirrored: those of them whose client's pages the device cannot use.
         shared_bytes: of memory that clients share.
+        undone: how often one went that requests may still name: it was made for a batch that never was submitted.
         reclaim: called when the device has no more memory, to give back what is only kept for later.
     """
 
@@ -150,6 +151,7 @@ class Buffers:
         self.count = 0
         self.mirrored: dict[int, MirroredBuffer] = {}
         self.shared_bytes = 0
+        self.undone = 0
         self._imported = 0
         self.reclaim: Callable[[], None] = _nothing
         # Alignment and types are the same for all buffers of one usage (the specification says so), so one

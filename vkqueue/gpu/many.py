@@ -78,10 +78,11 @@ class _Sets:
 
 
 class _Table:
-    """The VkBuffers of a request, as columns."""
+    """The VkBuffers of a request, as columns. They are there for as long as `Buffers.undone` is the same."""
 
-    def __init__(self, buffers: list[ClientBuffer]) -> None:
+    def __init__(self, buffers: list[ClientBuffer], undone: int) -> None:
         self.buffers = buffers
+        self.undone = undone
         self.handles = np.array([b.handle for b in buffers], np.uint64)
         self.sizes = np.array([b.size for b in buffers], np.uint64)
 
@@ -159,10 +160,10 @@ class ManyLauncher:
         return pipeline
 
     def _table(self, many: Many) -> _Table:
-        # For all requests that bind the same: none of these buffers goes before the last part of the last of them.
-        table = many.args.resolved
-        if table is None:
-            table = many.args.resolved = _Table([self._buffers.get(id) for id in many.buffers])
+        # For all requests that bind the same: none of these buffers is freed before the last part of the last of them.
+        table, undone = many.args.resolved, self._buffers.undone
+        if table is None or table.undone != undone:
+            table = many.args.resolved = _Table([self._buffers.get(id) for id in many.buffers], undone)
         return table  # type: ignore[no-any-return]  # what `resolved` holds is this file's business
 
     def _sets_for(self, frame: Frame, layout: PipelineLayout, count: int) -> tuple[Ring, int]:

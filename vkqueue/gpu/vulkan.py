@@ -196,6 +196,7 @@ class VulkanBackend:
         """A buffer that was made for a batch which was not submitted: its bytes are still another's."""
         buffer = self.buffers.take(id)
         if buffer is not None:
+            self.buffers.undone += 1
             self.descriptors.forget((id,))
             self.graphs.destroy(self.graphs.forget(buffers=(id,)))
             self.buffers.destroy_client(buffer)

@@ -269,3 +269,18 @@ def test_mirrored_memory_between_the_launches_ranges_stays_the_clients(open_rig:
     pages[ROW : 2 * ROW] = ints(*[7] * N)
     assert rig.finish(submission).errors == {}
     assert struct.unpack_from(f"<{3 * N}i", pages) == (*[1] * N, *[7] * N, *[1] * N)
+
+
+def test_what_was_worked_out_for_a_batch_that_never_was_is_not_used_again(open_rig: Callable[..., Rig]) -> None:
+    """A buffer that is made in it is gone with it, also for a request with the same arguments behind it."""
+    rig = open_rig(memory="discrete", naive=True)
+    if rig.backend.info.direct_write_max:
+        pytest.skip("the host sees this device's buffers")
+    source = rig.buffer(ints(*range(N)))
+    target, create = rig.create(ROW)
+    row = many_row(rig, "scale", 3, [(0, 0, ROW), (1, 0, ROW)], buffers=(source, target), constants=ints(5))
+    with binding.inject("vkQueueSubmit", "VK_ERROR_OUT_OF_HOST_MEMORY"):
+        assert set(rig.run(create, row).errors) == {0, 1}
+    assert isinstance(error_of(rig.run(row), 0), NotFoundError)
+    assert rig.run(create, row).errors == {}
+    assert rig.ints_of(target) == [5 * i for i in range(N)]
