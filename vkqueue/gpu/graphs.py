@@ -68,9 +68,12 @@ class _Sets:
 
     def take(self, data: bytes) -> int:
         """A slot with these descriptors."""
-        slot = self._free.pop() if self._free else self._count
+        slot = self._free[-1] if self._free else self._count
         self.ring.write(slot, None, data)
-        self._count = max(self._count, slot + 1)
+        if self._free:
+            self._free.pop()
+        else:
+            self._count += 1
         return slot
 
     def give_back(self, slot: int) -> None:
@@ -129,14 +132,16 @@ class Graphs:
             recording = self._record(instance)
         else:
             self._recordings.move_to_end(instance.id)
+        # All that may fail comes first: a launch that failed must not have run.
         if payload is not None or instance.transients:
             self._bring(frame, instance, payload or ())
+        results = self._room(frame, instance, payload) if instance.results else []
         timed = frame.start_timing(index) if options is not None and options.timing and self._timestamps else None
         self._commands.execute(frame.main_param, recording.pointer)
         if timed is not None:
             frame.stop_timing(timed)
         if instance.results:
-            self._fetch(frame, index, instance, payload)
+            self._fetch(frame, index, instance, results)
         return True
 
     def forget(
@@ -213,20 +218,25 @@ class Graphs:
             commands.copy(main, source, offset, target, first, size)
         commands.barrier(main)
 
-    def _fetch(self, frame: Frame, index: int, instance: GraphInstance, payload: Any) -> None:
-        """Copy what leaves with the launch to where the host reads it."""
+    def _room(self, frame: Frame, instance: GraphInstance, payload: Any) -> list[tuple[Slice | Landed, int, int]]:
+        """Where the host reads what leaves with the launch, with its place and size."""
+        return [
+            (self._payloads.result(frame, size), place, size)
+            for (kind, _), (place, size) in zip(payload, instance.transients, strict=True)
+            if kind != "in"
+        ]
+
+    def _fetch(
+        self, frame: Frame, index: int, instance: GraphInstance, results: list[tuple[Slice | Landed, int, int]]
+    ) -> None:
+        """Copy what leaves with the launch there."""
         main, commands = frame.main_param, self._commands
         commands.barrier(main)
-        results: list[Slice | Landed] = []
-        for (kind, _), (place, size) in zip(payload, instance.transients, strict=True):
-            if kind == "in":
-                continue
-            target = self._payloads.result(frame, size)
-            results.append(target)
+        for target, place, size in results:
             if size:
                 id, first = instance.places[place]
                 commands.copy(main, self._buffers.get(id), first, target.block.buffer, target.offset, size)
-        frame.results.append((index, results))
+        frame.results.append((index, [target for target, _, _ in results]))
         frame.host_sees = True
 
     # Recording

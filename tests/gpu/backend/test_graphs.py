@@ -215,9 +215,7 @@ def test_an_instance_may_be_released_and_launched_again(rig: Rig, begun: list[in
     assert rig.ints_of(y) == [7] * N
 
 
-def test_the_longest_unused_recording_makes_room(
-    rig: Rig, begun: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_longest_unused_recording_makes_room(rig: Rig, begun: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MAX_RECORDINGS", 2)
     graph = pipeline_of_steps(GraphRig(rig))
     x, y = rig.buffer(BYTES), rig.buffer(BYTES)
@@ -265,3 +263,17 @@ def test_an_arena_is_zeroed_whatever_failed_before(rig: Rig, call: str, nth: int
     rig.stream.reset()
     rig.results(graph.row(*bound))
     assert rig.ints_of(y) == [1] + [0] * (N - 1)
+
+
+def test_a_launch_whose_results_find_no_room_has_not_run(open_rig: Callable[..., Rig]) -> None:
+    rig = open_rig(memory="discrete", tuning=Tuning(staging_limit=1 << 20), external_memory_host=False)
+    if rig.backend.info.direct_write_max:
+        pytest.skip("the host sees this device's buffers")
+    large = 2 << 20
+    graph = GraphRig(rig).graph(
+        node("increment", "x"), {"fill": "y", "value": 5}, inputs={"x": BYTES}, outputs={"y": large}
+    )
+    x = rig.buffer(ints(*range(N)))
+    launch = graph.row(*graph.bind(x=x, y=("out", large)))
+    assert isinstance(error_of(rig.run(launch), 0), OutOfDeviceMemoryError)
+    assert rig.ints_of(x) == list(range(N))
