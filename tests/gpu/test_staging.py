@@ -129,6 +129,16 @@ def test_rule_42_the_device_zeroes_what_the_host_does_not_see() -> None:
     assert not rig.slices().take(rig.pool, 100).fresh, "slices that are only copied, or bounded, need no zeroing"
 
 
+def test_rule_42_what_a_batch_that_never_ran_was_to_zero_is_zeroed_by_the_next() -> None:
+    rig = Rig(mapped=False)
+    slices = rig.slices()
+    assert slices.take(rig.pool, 100, "alice").fresh
+    slices.give_back(ran=False)
+    assert slices.take(rig.pool, 100, "alice").fresh
+    slices.give_back()
+    assert not slices.take(rig.pool, 100, "alice").fresh
+
+
 def test_a_block_of_the_same_session_is_preferred() -> None:
     rig = Rig()
     batches = [rig.slices() for _ in range(3)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vkqueue.errors import VkqueueError
 from vkqueue.gpu import binding
 from vkqueue.gpu.arena import Arena
 from vkqueue.gpu.device import Device
@@ -52,16 +53,11 @@ class Frame:
                 queueFamilyIndex=device.queue_family,
             )
             self._pool = device.create("VkCommandPool", info)
-            info = arena.struct(
-                "VkCommandBufferAllocateInfo",
-                commandPool=self._pool,
-                level=vk.VK_COMMAND_BUFFER_LEVEL_PRIMARY,
-                commandBufferCount=2,
-            )
-            out = arena.out("VkCommandBuffer[]", 2)
-            device.calls.vkAllocateCommandBuffers(device.handle, info, out)
-            self.setup, self.main = binding.address(out[0]), binding.address(out[1])
-            self.fence = device.create("VkFence", arena.struct("VkFenceCreateInfo"))
+            try:
+                self._allocate(arena)
+            except VkqueueError:
+                device.destroy("VkCommandPool", self._pool)
+                raise
         self.main_param, self.setup_param = param(self.main), param(self.setup)
         self.slices = Slices()
         self.begun = self.broken = self.setup_used = self.host_sees = False
@@ -84,6 +80,19 @@ class Frame:
         self._queries_used = 0
         self._mark_pools: list[int] = []
         self._marks: list[int] = []  # row indices, in the order of the queries
+
+    def _allocate(self, arena: Arena) -> None:
+        device = self._device
+        info = arena.struct(
+            "VkCommandBufferAllocateInfo",
+            commandPool=self._pool,
+            level=binding.vk.VK_COMMAND_BUFFER_LEVEL_PRIMARY,
+            commandBufferCount=2,
+        )
+        out = arena.out("VkCommandBuffer[]", 2)
+        device.calls.vkAllocateCommandBuffers(device.handle, info, out)
+        self.setup, self.main = binding.address(out[0]), binding.address(out[1])
+        self.fence = device.create("VkFence", arena.struct("VkFenceCreateInfo"))
 
     def begin(self, command: int) -> None:
         """Begin `setup` or `main`.
@@ -189,18 +198,13 @@ class Frame:
             before = ticks if known else None
         return spent
 
-    def reset(self) -> None:
-        """Make it ready for another batch. Its fence has been waited for, or nothing was submitted."""
+    def reset(self, ran: bool = True) -> None:
+        """Make it ready for another batch. Its fence has been waited for, or it never ran."""
         device = self._device
-        self.slices.give_back()
+        self._give_back(ran)
         self.begun = self.broken = self.setup_used = self.host_sees = False
         self.by_host.clear()
         self.new_arenas.clear()
-        self._drop_takings()
-        self._drop_landings()
-        for sets in self.sets:
-            sets.free = True
-        self.sets.clear()
         self.results.clear()
         self.copies_out.clear()
         self._timings.clear()
@@ -209,22 +213,23 @@ class Frame:
         device.hot.reset_command_pool(device.handle, self._pool, 0)
         device.hot.reset_fences(device.handle, 1, binding.address(self._fences))
 
-    def _drop_takings(self) -> None:
+    def _give_back(self, ran: bool) -> None:
+        """What it has of others'."""
+        self.slices.give_back(ran)
         for taking in self.takings:
             taking.done = True
         self.takings.clear()
-
-    def _drop_landings(self) -> None:
         for landing, _ in self.landings:
             landing.release()
         self.landings.clear()
+        for sets in self.sets:
+            sets.free = True
+        self.sets.clear()
 
     def close(self) -> None:
         """Destroy it; nothing of it may be in flight."""
         device = self._device
-        self.slices.give_back()
-        self._drop_takings()
-        self._drop_landings()
+        self._give_back(ran=False)
         for pool in self._query_pools + self._mark_pools:
             device.destroy("VkQueryPool", pool)
         device.destroy("VkFence", self.fence)

@@ -151,11 +151,13 @@ class StagingPool:
         block.key = key
         return block, fresh
 
-    def give(self, blocks: list[StagingBlock]) -> None:
-        """Take back what a batch borrowed; its fence has been waited for."""
+    def give(self, blocks: list[StagingBlock], ran: bool) -> None:
+        """Take back what a batch borrowed; its fence has been waited for, or it never ran."""
         for block in blocks:
             self._lent.remove(block)
             block.used = 0
+            if not ran and block.buffer.mapping is None:
+                block.key = None  # what the device was to zero in it still is another session's
             self._idle.append(block)
         idle = sum(block.size for block in self._idle)
         while idle > self._keep:
@@ -235,9 +237,9 @@ class Slices:
         block.used += room
         return Slice(block, offset, size, room, fresh)
 
-    def give_back(self) -> None:
-        """Return all blocks to their pools."""
+    def give_back(self, ran: bool = True) -> None:
+        """Return all blocks to their pools. `ran`: whether the batch did."""
         for pool, blocks in self._lent.items():
-            pool.give(blocks)
+            pool.give(blocks, ran)
         self._lent.clear()
         self._current.clear()

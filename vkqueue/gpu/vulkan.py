@@ -12,7 +12,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from vkqueue.errors import DeviceLostError, NotFoundError, VkqueueError
+from vkqueue.errors import DeviceLostError, InternalError, NotFoundError, VkqueueError
 from vkqueue.gpu.backend import Submission
 from vkqueue.gpu.buffers import Buffers, ClientBuffer
 from vkqueue.gpu.commands import Commands
@@ -102,7 +102,7 @@ class VulkanBackend:
         self._order += 1
         completion = Completion(batch)
         submission = VulkanSubmission(batch, completion, self._order)
-        frame = self._frames.pop() if self._frames else Frame(self.device)
+        frame = self._frame()
         try:
             recorded = self._recorder.record(batch, frame, completion)
             if self.graphs.dropped:
@@ -125,15 +125,16 @@ class VulkanBackend:
         except VkqueueError as error:
             self._recorder.submitted(False)
             self._fail(batch, frame, completion, error)
-        except BaseException:
+        except BaseException as error:
             self._recorder.submitted(False)
-            for id in frame.new_arenas:
-                self._uncreate(id)
+            # Its rows fail, whatever the host did of them.
+            frame.by_host.clear()
+            self._fail(batch, frame, completion, InternalError(str(error)))
             frame.close()
             raise
         completion.submitted_ns = time.monotonic_ns()
         self._read_results(frame, completion)
-        frame.reset()
+        frame.reset(ran=False)
         self._frames.append(frame)
         completion.finished_ns = time.monotonic_ns()
         return submission
@@ -173,6 +174,16 @@ class VulkanBackend:
             frame.reset()
             self._frames.append(frame)
         self._free_deferred()
+
+    def _frame(self) -> Frame:
+        """One for a batch, whose barriers are owed if there is no memory for it."""
+        if self._frames:
+            return self._frames.pop()
+        try:
+            return Frame(self.device)
+        except BaseException:
+            self._recorder.submitted(False)
+            raise
 
     def _read_results(self, frame: Frame, completion: Completion) -> None:
         for index, slices in frame.results:

@@ -9,8 +9,9 @@ from support.gpu_rig import KINDS, Rig, error_of, ints
 
 from vkqueue.errors import DeviceLostError, NotFoundError, OutOfDeviceMemoryError
 from vkqueue.gpu import binding
+from vkqueue.gpu.frame import Frame
 from vkqueue.gpu.payload import Tuning
-from vkqueue.model import Options
+from vkqueue.model import BARRIER, Options
 
 pytestmark = pytest.mark.gpu
 
@@ -125,6 +126,47 @@ def test_what_moves_bytes_behind_an_owed_barrier_is_waited_for(
     for submission in (first, second):
         assert not rig.finish(submission).errors
     assert rig.ints_of(z) == [i + 2 for i in range(N)]
+
+
+@pytest.mark.parametrize("call", ["vkCreateCommandPool", "vkAllocateCommandBuffers", "vkCreateFence"])
+def test_a_barrier_of_a_batch_for_which_there_was_no_memory_is_owed_to_the_next(
+    open_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    rig = open_rig()
+    y, z, w = (rig.buffer(4 * N) for _ in range(3))
+    launches = rig.dispatch("increment", (y,)), rig.dispatch("add", (y, y, z)), rig.dispatch("scale", (y, w), ints(3))
+    flying = rig.submit(launches[0])
+    batches = [rig.batch([launch]) for launch in launches[1:]]
+    assert [batch.flags[0] & BARRIER for batch in batches] == [BARRIER, 0], "the second counts on the first one's"
+    with binding.inject(call, "VK_ERROR_OUT_OF_HOST_MEMORY"), pytest.raises(OutOfDeviceMemoryError):
+        rig.backend.submit(batches[0])
+    barriers: list[object] = []
+    monkeypatch.setattr(rig.backend._recorder._commands, "barrier", barriers.append)
+    monkeypatch.setattr(rig.backend._recorder._commands, "barrier_of_launches", barriers.append)
+    last = rig.backend.submit(batches[1])
+    monkeypatch.undo()
+    assert len(barriers) == 1
+    for submission in (flying, last):
+        assert not rig.finish(submission).errors
+
+
+def test_a_fault_of_the_daemons_own_takes_back_what_the_batch_made(
+    open_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows fail, and nobody sees what is in a buffer that nothing was written to."""
+    rig = open_rig()
+
+    def fail(_: object) -> None:
+        raise RuntimeError("unforeseen")
+
+    id, create = rig.create(4 * N)
+    monkeypatch.setattr(Frame, "submit", fail)
+    launch = rig.dispatch("increment", (id,))
+    with pytest.raises(RuntimeError, match="unforeseen"):
+        rig.submit(create, launch)
+    monkeypatch.undo()
+    assert rig.backend.memory()["buffers"] == 0
+    assert isinstance(error_of(rig.run(launch), 0), NotFoundError)
 
 
 def test_rule_36_device_lost_at_submit_surfaces_and_nothing_is_submitted_after(rig: Rig) -> None:
