@@ -65,3 +65,16 @@ def test_a_kept_packer_goes_on_after_an_error() -> None:
 def test_what_is_not_one_message(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         codec.unpack(data)
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (3, 70_000), (5, 0, 5)])
+def test_parts_packed_around_gaps_make_the_value_with_bins_in_them(sizes: tuple[int, ...]) -> None:
+    bins = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+
+    def value(fill: Any) -> dict[str, Any]:
+        return {"a": [1, "x"], "deep": {str(n): {"n": n, "bin": fill(n)} for n in range(len(sizes))}, "z": None}
+
+    parts = codec.pack_around(value(lambda n: codec.Gap(sizes[n])))
+    assert len(parts) == len(sizes) + 1
+    whole = b"".join(piece for pair in zip(parts, [*bins, b""], strict=True) for piece in pair)
+    assert codec.unpack(whole) == value(lambda n: bins[n])

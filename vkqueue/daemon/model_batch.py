@@ -264,10 +264,10 @@ class Batches:
         if not running.left:
             running.on_over(running)
 
-    def outputs_of(self, running: Running) -> list[dict[str, Any]]:
-        """`outputs` of the answer of each request."""
+    def data_of(self, running: Running) -> list[list[Any]]:
+        """For each request the bytes of the model's outputs, in their order; None for one that it does not get so."""
         requests = running.requests
-        found: list[dict[str, Any]] = [{} for _ in requests]
+        found: list[list[Any]] = [[] for _ in requests]
         for tensor in self._outputs:
             name = tensor.name
             data = running.outputs.get(name)
@@ -275,18 +275,17 @@ class Batches:
             whole: tuple[int, ...] = ()
             each = 0 if tensor.batch_dimension else len(view) // running.samples
             first = 0
-            for request, outputs in zip(requests, found, strict=True):
+            for request, parts in zip(requests, found, strict=True):
                 samples = request.shape.samples
-                if name in request.wanted:
+                if request.plain or request.wanted.get(name, _NOWHERE) is None:
                     shape, size = request.sizes.outputs[name]
-                    if request.wanted[name] is not None:
-                        outputs[name] = {"shape": shape}
-                    elif each * samples == size:
-                        outputs[name] = {"shape": shape, "data": view[first * each : first * each + size]}
+                    if each * samples == size:
+                        parts.append(view[first * each : first * each + size])
                     else:
                         whole = whole or self._shapes.whole(tensor, running.samples, running.shape.group)
-                        part = scatter(tensor, whole, tuple(shape), first, view)
-                        outputs[name] = {"shape": shape, "data": part}
+                        parts.append(scatter(tensor, whole, tuple(shape), first, view))
+                else:
+                    parts.append(None)
                 first += samples
         return found
 

@@ -13,6 +13,7 @@ from vkqueue.kernels.plan import check_reply
 from vkqueue.models.definition import Definition
 from vkqueue.models.shapes import RequestShape, Shapes
 from vkqueue.models.tensors import Tensor
+from vkqueue.wire.codec import Gap, pack_around
 
 if TYPE_CHECKING:
     from vkqueue.daemon.device import Device
@@ -39,15 +40,22 @@ class Sizes:
 
     Attributes:
         total: bytes of all outputs; `fits` once they are known to fit an answer.
+        around: what an answer with all outputs has around their bytes (`codec.pack_around`), once one was given.
     """
 
-    __slots__ = ("fits", "inputs", "outputs", "total")
+    __slots__ = ("around", "fits", "inputs", "outputs", "total")
 
     def __init__(self, inputs: list[int], outputs: dict[str, tuple[list[int], int]]) -> None:
         self.inputs = inputs
         self.outputs = outputs
         self.total = sum(size for _, size in outputs.values())
         self.fits = False
+        self.around: list[bytes] = []
+
+    def pack(self, version: int) -> list[bytes]:
+        """What `around` has to be."""
+        outputs = {name: {"shape": shape, "data": Gap(size)} for name, (shape, size) in self.outputs.items()}
+        return pack_around({"outputs": outputs, "version": version})
 
 
 class Infer:
@@ -89,6 +97,27 @@ class Infer:
             return []
         found = [item for item in self.data if type(item) is Held]
         return found + [item for item in self.wanted.values() if item is not None]
+
+    def result(self, data: list[Any], version: int, batch: int, device_us: int | None, now: int) -> dict[str, Any]:
+        """The answer.
+
+        Args:
+            data: of each output, in the model's order, its bytes; what it is for one that is not wanted so is ignored.
+            batch, device_us: samples in its batch, and how long that was on the device.
+        """
+        outputs: dict[str, Any] = {}
+        for (name, (shape, _)), part in zip(self.sizes.outputs.items(), data, strict=True):
+            if name in self.wanted:
+                outputs[name] = {"shape": shape, "data": part} if self.wanted[name] is None else {"shape": shape}
+        result: dict[str, Any] = {"outputs": outputs, "version": version}
+        if self.timing:
+            result["timing"] = {
+                "queued_us": self.queued_ns // 1000,
+                "batch": batch,
+                "device_us": device_us,
+                "total_us": (now - self.received) // 1000,
+            }
+        return result
 
 
 class InferReader:

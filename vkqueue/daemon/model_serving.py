@@ -271,27 +271,45 @@ class Serving:
         self.statistics.executed(running.samples, parts)
         if device_us is not None:
             self.predictor.learn(running.requests[0].shape.group, running.samples, device_us)
-        outputs = self._batches.outputs_of(running)
-        for index, request in enumerate(running.requests):
+        count = samples = total_ns = queued_ns = 0
+        for index, (request, data) in enumerate(zip(running.requests, self._batches.data_of(running), strict=True)):
             failed = running.errors.get(index)
             if failed is not None:
                 self._end(request, "fail", failed)
                 continue
-            result: dict[str, Any] = {"outputs": outputs[index], "version": self.version}
-            if request.timing:
-                result["timing"] = {
-                    "queued_us": request.queued_ns // 1000,
-                    "batch": running.samples,
-                    "device_us": device_us,
-                    "total_us": (now - request.received) // 1000,
-                }
-            self.statistics.succeeded(request.shape.samples, now - request.received, request.queued_ns, parts)
-            self._end(request, "", None, result)
+            count += 1
+            samples += request.shape.samples
+            total_ns += max(now - request.received, 0)
+            queued_ns += request.queued_ns
+            self._finish(request, data, running, now)
+        self.statistics.succeeded(count, samples, total_ns, queued_ns, parts)
 
-    def _end(self, infer: Infer, how: str, error: VkqueueError | None, result: Any = None) -> None:
-        """A request is over: count it if it did not succeed, let go of what it held, answer it."""
-        if how:
-            self.statistics.requests[how].add(time.monotonic_ns() - infer.received)
+    def _finish(self, infer: Infer, data: list[Any], running: Running, now: int) -> None:
+        """A request has its outputs: let go of what it held, answer it."""
+        session = infer.session
+        if not infer.plain:
+            self._let_go(infer)
+        if session.closed:
+            return
+        session.open_jobs -= 1
+        self._service.hold_bytes(session, -infer.held_bytes)
+        around = infer.sizes.around
+        if infer.plain and around and not infer.timing:
+            session.conn.respond_around(infer.msgid, around, data)
+            ok = True
+        else:
+            ok = session.conn.respond(
+                infer.msgid, infer.result(data, self.version, running.samples, running.times[2], now)
+            )
+            if ok and infer.plain and not around:
+                infer.sizes.around = infer.sizes.pack(self.version)
+        if session.tracks_requests or not ok:
+            self._service.request_done(session, infer.msgid, ok)
+        self.graphs.session.answered[session.id] = session
+
+    def _end(self, infer: Infer, how: str, error: VkqueueError | None) -> None:
+        """A request is over without a result: count it, let go of what it held, answer it if there is an error."""
+        self.statistics.requests[how].add(time.monotonic_ns() - infer.received)
         self._let_go(infer)
         session = infer.session
         session.infers.pop(infer.msgid, None)
@@ -301,10 +319,6 @@ class Serving:
         self._service.hold_bytes(session, -infer.held_bytes)
         if error is not None:
             self._service.fail(session, infer.msgid, error)
-        else:
-            ok = session.conn.respond(infer.msgid, result)
-            if session.tracks_requests or not ok:
-                self._service.request_done(session, infer.msgid, ok)
         self.graphs.session.answered[session.id] = session
 
     @staticmethod

@@ -73,13 +73,15 @@ class ModelStatistics:
         for duration, ns in zip(known.values(), times_ns, strict=True):
             duration.add(ns)
 
-    def succeeded(self, samples: int, total_ns: int, queue_ns: int, times_ns: tuple[int, int, int]) -> None:
-        """A request got its results."""
+    def succeeded(
+        self, count: int, samples: int, total_ns: int, queue_ns: int, times_ns: tuple[int, int, int]
+    ) -> None:  # fmt: skip
+        """So many requests of one batch got their results; times are of all of them together, `times_ns` of each."""
         self.inferences += samples
-        self.requests["success"].add(total_ns)
-        self.queue.add(queue_ns)
+        self.requests["success"].add(total_ns, count)
+        self.queue.add(queue_ns, count)
         for duration, ns in zip(self.parts.values(), times_ns, strict=True):
-            duration.add(ns)
+            duration.add(ns * count, count)
 
     def to_map(self) -> dict[str, Any]:
         """As it travels."""

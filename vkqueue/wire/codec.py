@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgpack
@@ -126,6 +127,40 @@ def pack_pieces(packer: Any, value: object, large: int = LARGE) -> list[Piece]:
     pieces: list[Piece] = []
     _emit(packer, value, large, pieces.append)
     return pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Stands for a bin of so many bytes in a value given to `pack_around`."""
+
+    size: int
+
+
+def pack_around(value: object) -> list[bytes]:
+    """The packed parts of a value around the bins that are to fill its gaps; with their headers.
+
+    Returns:
+        One more than there are gaps: what comes before the first, between them, and behind the last.
+
+    Raises:
+        InvalidError: the value holds something that MessagePack has no form for.
+    """
+    parts = [b""]
+    _emit_around(new_packer(), value, parts)
+    return parts
+
+
+def _emit_around(packer: Any, value: Any, parts: list[bytes]) -> None:
+    if type(value) is dict:
+        parts[-1] += packer.pack_map_header(len(value))
+        for key, item in value.items():
+            parts[-1] += pack_with(packer, key)
+            _emit_around(packer, item, parts)
+    elif type(value) is Gap:
+        parts[-1] += _BIN32(0xC6, value.size)
+        parts.append(b"")
+    else:
+        parts[-1] += pack_with(packer, value)
 
 
 def _holds_large(value: Any, large: int) -> bool:

@@ -10,6 +10,7 @@ import os
 import sys
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -160,6 +161,20 @@ class ServerConnection(Connection):
         self.pending.remove(msgid)
         self._small.append(response_head(0x94, RESPONSE, 0xCE, msgid, 0xC0) + packed_result)
         self.bytes_out += RESPONSE_HEAD_BYTES + len(packed_result)
+
+    def respond_around(self, msgid: int, parts: Sequence[bytes], bins: Sequence[Piece]) -> None:
+        """Answer a request by a result that was packed by `codec.pack_around`, and the bins in its gaps. They must not
+        change until they have been sent; it fits a message.
+
+        Raises:
+            KeyError: no request of this msgid waits for an answer.
+        """
+        self.pending.remove(msgid)
+        pieces: list[Piece] = [response_head(0x94, RESPONSE, 0xCE, msgid, 0xC0) + parts[0]]
+        for place, data in enumerate(bins, 1):
+            pieces.append(data)
+            pieces.append(parts[place])
+        self._queue(pieces)
 
     def respond_alike(self, msgids: list[int], packed_result: bytes) -> None:
         """Answer several requests by one result that is MessagePack already, and small.
