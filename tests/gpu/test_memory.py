@@ -74,6 +74,7 @@ def test_types_chosen_on_real_devices(name: str) -> None:
     types, (client, upload, download) = DEVICES[name]
     choice = choose_types(types, 0xFF)
     assert (choice.client.index, choice.upload.index, choice.download.index) == (client, upload, download)
+    assert choice.mirror.coherent and choice.mirror in (choice.upload, choice.download)
 
 
 def test_types_that_buffers_may_not_use_are_not_chosen() -> None:

@@ -234,7 +234,7 @@ class Buffers:
         return None
 
     def _mirror(self, shared: Shared, size: int) -> MirroredBuffer:
-        store = self.make(size, self.types.download)
+        store = self.make(size, self.types.mirror)
         assert store.mapping is not None
         store.mapping.zero(store.offset, store.capacity)  # it was someone else's before
         return MirroredBuffer(store, shared)

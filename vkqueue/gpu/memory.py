@@ -49,6 +49,12 @@ class TypeChoice:
     upload: MemoryType
     download: MemoryType
 
+    @property
+    def mirror(self) -> MemoryType:
+        """For what host and device write parts of at once: where neither takes a neighbour's bytes along, as flushing
+        whole lines does."""
+        return self.download if self.download.coherent else self.upload
+
 
 def choose_types(types: list[MemoryType], allowed: int) -> TypeChoice:
     """Choose among the types whose bits are set in `allowed`.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.gpu_rig import KINDS, Rig, error_of, ints
+from support.gpu_rig import CACHED, COHERENT, KINDS, LOCAL, MEMORY, VISIBLE, Rig, error_of, ints
 
 from vkqueue.errors import DeviceLostError, OutOfDeviceMemoryError
 from vkqueue.gpu import binding
@@ -340,3 +340,18 @@ def test_ranges_without_others(
 
 def test_ranges_are_merged() -> None:
     assert merged([(8, 9), (0, 4), (2, 6), (6, 7)]) == [(0, 7), (8, 9)]
+
+
+def test_a_mirror_lies_in_coherent_memory_where_there_is_some(
+    open_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host brings parts of it while the device writes others; a flush would take those along."""
+    mobile = (LOCAL | VISIBLE | COHERENT, 0), (LOCAL | VISIBLE | CACHED, 0)
+    monkeypatch.setitem(MEMORY, "mobile", mobile)
+    rig = open_rig(memory="mobile", external_memory_host=False)
+    if len(rig.backend.device.memory_types) != len(mobile):
+        pytest.skip("the device keeps its own memory types")
+    id, _ = share(rig)
+    mirror = rig.backend.buffers.mirrored[id]
+    assert not rig.backend.buffers.types.download.coherent
+    assert mirror.store.allocation.block.memory_type.coherent
