@@ -23,8 +23,8 @@ _MADV_HUGEPAGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 # Longest unused first. Finalizers add to it on any thread and at any moment, also while it is looked through: each
 # step below is one call of list's, and none relies on what the one before has seen.
 _idle: list[mmap.mmap] = []
-# Those in use, by the address of their first byte.
-_used: dict[int, mmap.mmap] = {}
+# Those in use, by the address of their first byte, and how many bytes were asked for.
+_used: dict[int, tuple[mmap.mmap, int]] = {}
 
 
 def new_large(size: int) -> memoryview:
@@ -40,21 +40,21 @@ def new_large(size: int) -> memoryview:
             pages.madvise(_MADV_HUGEPAGE)
     holder = (ctypes.c_ubyte * capacity).from_buffer(pages)  # of few types, as there are few capacities
     address = ctypes.addressof(holder)
-    _used[address] = pages
+    _used[address] = pages, size
     weakref.finalize(holder, _give_back, address, pages).atexit = False
     return memoryview(holder).cast("B")[:size]
 
 
-def pages_at(address: int) -> mmap.mmap | None:
-    """The pages that begin at an address, if they are out of `new_large` and in use. The same object each time they
-    are; it lives longer than their mapping is of use.
+def pages_at(address: int) -> tuple[mmap.mmap, int] | None:
+    """The pages that begin at an address, if they are out of `new_large` and in use, and the bytes that were asked for.
+    Pages are the same object each time; it lives longer than their mapping is of use.
     """
     return _used.get(address)
 
 
 def is_kept(pages: mmap.mmap) -> bool:
     """Whether pages are in use or kept for later: if not, they never come again."""
-    return any(pages is each for each in [*_idle, *list(_used.values())])
+    return any(pages is each for each in list(_idle)) or any(pages is each for each, _ in list(_used.values()))
 
 
 def idle_bytes() -> int:

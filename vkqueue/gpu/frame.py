@@ -12,7 +12,7 @@ from vkqueue.gpu import binding
 from vkqueue.gpu.arena import Arena
 from vkqueue.gpu.device import Device
 from vkqueue.gpu.hot import param
-from vkqueue.gpu.landing import Landed, Landing
+from vkqueue.gpu.landing import Landed, Passage
 from vkqueue.gpu.mirrored import Taking
 from vkqueue.gpu.staging import Slice, Slices
 
@@ -33,7 +33,7 @@ class Frame:
         timed: whether the time of each row is measured; then `mark` follows the beginning of `main`, and each row.
         broken: a command buffer could not be begun; nothing of the batch can be submitted.
         slices: of staging memory.
-        landings: imported pages that the batch copies from or to, and the data there.
+        passages: what the batch copies from or to imported pages.
         results: (row index, slices to read), once the fence has signalled.
         host_sees: whether the device writes staging memory that the host reads or writes afterwards.
         copies_out: (scratch, staging) pairs to be copied after the rows.
@@ -67,7 +67,7 @@ class Frame:
         self.sets: list[Any] = []
         self.results: list[tuple[int, list[Slice | Landed]]] = []
         self.copies_out: list[tuple[Slice, Slice | Landed]] = []
-        self.landings: list[tuple[Landing, Any]] = []
+        self.passages: list[Passage] = []
         self._begin = binding.ffi.new("VkCommandBufferBeginInfo *")
         self._begin.sType = vk.VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO
         self._begin.flags = vk.VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT
@@ -219,9 +219,9 @@ class Frame:
         for taking in self.takings:
             taking.done = True
         self.takings.clear()
-        for landing, _ in self.landings:
-            landing.release()
-        self.landings.clear()
+        for passage in self.passages:
+            passage.over()
+        self.passages.clear()
         for sets in self.sets:
             sets.free = True
         self.sets.clear()

@@ -29,7 +29,7 @@ class Landing:
 
     Attributes:
         buffer: over all of the pages.
-        users: batches that are not retired and use it.
+        users: passages that are not over.
     """
 
     __slots__ = ("buffer", "users")
@@ -38,9 +38,27 @@ class Landing:
         self.buffer = buffer
         self.users = 0
 
-    def release(self) -> None:
-        """A batch that used it has been retired."""
-        self.users -= 1
+
+class Passage:
+    """Data of a batch that the device copies from or to pages. They are not used for anything else before it is over,
+    whoever forgets the batch: a device that is left with work in progress goes on with it.
+    """
+
+    __slots__ = ("data", "landing")
+
+    def __init__(self, landing: Landing, data: memoryview) -> None:
+        self.landing = landing
+        self.data = data
+        landing.users += 1
+        _UNDER_WAY.add(self)
+
+    def over(self) -> None:
+        """The batch has been retired, or never ran."""
+        self.landing.users -= 1
+        _UNDER_WAY.discard(self)
+
+
+_UNDER_WAY: set[Passage] = set()
 
 
 class Landed:
@@ -48,11 +66,11 @@ class Landed:
 
     __slots__ = ("block", "data", "offset", "size")
 
-    def __init__(self, landing: Landing, data: memoryview) -> None:
-        self.block = landing
-        self.data = data
+    def __init__(self, passage: Passage) -> None:
+        self.block = passage.landing
+        self.data = passage.data
         self.offset = 0
-        self.size = len(data)
+        self.size = len(passage.data)
 
     def read(self) -> Any:
         """The bytes, after the fence."""
@@ -74,8 +92,8 @@ class Landings:
         self._met: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
         self._imported: OrderedDict[mmap.mmap, Landing] = OrderedDict()  # longest unused first
 
-    def source(self, data: Any, room: int) -> Landing | None:
-        """What `data`, followed by zeros up to `room` bytes, can be copied from, at offset 0; with one more user.
+    def source(self, data: Any, room: int) -> Passage | None:
+        """What `data`, followed by zeros up to `room` bytes, can be copied from, at offset 0.
 
         None where it is small, did not land in pages of its own, or came there for the first time.
 
@@ -86,15 +104,20 @@ class Landings:
         if not self._able or size < LARGE or type(data) is not memoryview:
             return None
         address = binding.address(binding.ffi.from_buffer(data))
-        pages = pages_at(address)
-        if pages is None or room > len(pages):
+        found = pages_at(address)
+        if found is None:
             return None
+        pages, landed = found
+        if room > size and (room > len(pages) or landed > size):
+            return None  # there is no room for zeros, or it is only the beginning of what came
         landing = self._landing(pages)
-        if landing is not None and room > size:
+        if landing is None:
+            return None
+        if room > size:
             ctypes.memset(address + size, 0, room - size)
-        return landing
+        return Passage(landing, data)
 
-    def target(self, size: int) -> Landed | None:
+    def target(self, size: int) -> Passage | None:
         """Where `size` bytes can be copied to, to be read by the host; None where `source` says so.
 
         Raises:
@@ -103,10 +126,10 @@ class Landings:
         if not self._able or size < LARGE:
             return None
         data = new_large(size)
-        pages = pages_at(binding.address(binding.ffi.from_buffer(data)))
-        assert pages is not None  # of the data that is in use
-        landing = self._landing(pages)
-        return None if landing is None else Landed(landing, data)
+        found = pages_at(binding.address(binding.ffi.from_buffer(data)))
+        assert found is not None  # of the data that is in use
+        landing = self._landing(found[0])
+        return None if landing is None else Passage(landing, data)
 
     def trim(self) -> None:
         """Let go of what no batch uses."""
@@ -131,7 +154,6 @@ class Landings:
                 return None
             self._imported[pages] = landing
         self._imported.move_to_end(pages)
-        landing.users += 1
         return landing
 
     def _import(self, pages: mmap.mmap) -> Landing | None:

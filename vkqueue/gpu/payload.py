@@ -128,10 +128,10 @@ class Payloads:
         Raises:
             OutOfDeviceMemoryError
         """
-        landing = self._landings.source(data, room)
-        if landing is not None:
-            frame.landings.append((landing, data))
-            return landing.buffer, 0
+        passage = self._landings.source(data, room)
+        if passage is not None:
+            frame.passages.append(passage)
+            return passage.landing.buffer, 0
         source = frame.slices.take(self.upload, room)
         source.fill(data)
         return source.block.buffer, source.offset
@@ -142,11 +142,11 @@ class Payloads:
         Raises:
             OutOfDeviceMemoryError
         """
-        landed = self._landings.target(size)
-        if landed is None:
+        passage = self._landings.target(size)
+        if passage is None:
             return frame.slices.take(self.download, size)
-        frame.landings.append((landed.block, landed.data))
-        return landed
+        frame.passages.append(passage)
+        return Landed(passage)
 
     def trim(self) -> None:
         """Free the idle blocks."""

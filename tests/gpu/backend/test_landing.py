@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support.gpu_rig import Rig
 
-from vkqueue.gpu import binding
+from vkqueue.gpu import binding, landing
 from vkqueue.gpu.landing import Landings
-from vkqueue.large import LARGE, new_large
+from vkqueue.large import LARGE, new_large, pages_at
 from vkqueue.model import Release
 
 pytestmark = pytest.mark.gpu
@@ -99,6 +99,39 @@ def test_the_rest_of_a_buffer_is_zeros(rig: Rig) -> None:
         rig.backend.release(Release((id,)))
 
 
+def test_what_lies_behind_a_part_of_what_came_stays_as_it_is(rig: Rig) -> None:
+    """Of pages that are imported the first bytes go into a buffer that ends in zeros, and they are not put there."""
+    for turn in range(4):
+        whole = landed(turn, SIZE + 100)
+        expected = bytes(whole)
+        id, row = rig.create(whole[: LARGE + 1])  # type: ignore[arg-type]  # as it comes from the wire
+        assert rig.run(row).errors == {}
+        assert bytes(whole) == expected
+        assert rig.bytes_of(id) == expected[: LARGE + 1]
+        rig.backend.release(Release((id,)))
+        del whole, row
+
+
+def test_what_a_device_is_left_with_keeps_its_pages(rig: Rig) -> None:
+    """It may go on with it when everybody has forgotten the batch; nothing else may come to lie there."""
+    target = rig.buffer(SIZE)
+    for turn in range(3):
+        assert rig.run(rig.write(target, landed(turn))).errors == {}
+        rig.bytes_of(target)
+    flying = rig.submit(rig.read(target))
+    frame = flying.frame
+    assert frame is not None and len(frame.passages) == 1
+    address = binding.address(binding.ffi.from_buffer(frame.passages[0].data))
+    frame.passages, frame.results = [], []
+    gc.collect()
+    assert pages_at(address) is not None
+    rig.finish(flying)
+    [passage] = landing._UNDER_WAY
+    passage.over()
+    del passage
+    assert pages_at(address) is None
+
+
 def test_pages_that_cannot_be_imported_are_copied(rig: Rig) -> None:
     target = rig.buffer(SIZE)
     assert rig.run(rig.write(target, bytes(SIZE))).errors == {}  # staging memory is there now
@@ -126,6 +159,6 @@ def test_what_never_comes_again_is_let_go(rig: Rig, monkeypatch: pytest.MonkeyPa
     gc.collect()
     held = landings(rig)._imported
     assert sum(map(len, held)) <= 8 * LARGE, "the largest alone is over the bound, and is still taken"
-    assert all(not landing.users for landing in held.values())
+    assert all(not each.users for each in held.values())
     rig.backend.payloads.trim()
     assert not held
