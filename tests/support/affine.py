@@ -56,6 +56,50 @@ def config(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
+def ensemble(**changes: Any) -> dict[str, Any]:
+    """rows of one model → its sum over seq by a second one: total of rows seen as [batch, seq * 4]."""
+    found = {
+        "max_batch_size": 8,
+        "dynamic_batching": {},
+        "input": [{"name": "in", "data_type": "TYPE_FP32", "dims": ["s"]}],
+        "output": [
+            {"name": "sums", "data_type": "TYPE_FP32", "dims": []},
+            {"name": "middle", "data_type": "TYPE_FP32", "dims": ["s"]},
+        ],
+        "ensemble_scheduling": {
+            "step": [
+                {
+                    "model_name": "second",
+                    "input_map": {"x": "middle"},
+                    "output_map": {"rows": "ignored", "total": "sums"},
+                },
+                {"model_name": "first", "input_map": {"x": "in"}, "output_map": {"doubled": "middle"}},
+            ]
+        },
+    }
+    return found | changes
+
+
+def first(**changes: Any) -> dict[str, Any]:
+    """doubled [batch, seq] = 2 * x + the length"""
+    found = {
+        "max_batch_size": 4,
+        "dimensions": {"seq": {"buckets": [8, 16, 32]}},
+        "input": config()["input"],
+        "output": [{"name": "doubled", "data_type": "TYPE_FP32", "dims": ["seq"]}],
+        "kernel": [{"name": "affine"}],
+        "node": [
+            {
+                "kernel": "affine",
+                "args": ["x", "lengths", "weights.w", "doubled"],
+                "scalars": {"rows": "batch * seq", "seq": "seq", "columns": 1},
+                "grid": ["ceil(batch * seq, 64)"],
+            }
+        ],
+    }
+    return found | changes
+
+
 def kernels() -> list[dict[str, Any]]:
     """What `model.load` gets beside the configuration."""
     return [{"name": name, "code": kernel(name)} for name in ("affine", "total")]
