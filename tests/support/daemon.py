@@ -14,6 +14,7 @@ from typing import Any
 
 from support.rawclient import RawClient
 
+TESTS = Path(__file__).resolve().parent.parent
 LAVAPIPE = "/usr/share/vulkan/icd.d/lvp_icd.x86_64.json"
 
 # The layer of Debian 12 carries a spirv-val that is older than what several right modules are written for, and says so
@@ -45,10 +46,21 @@ class Daemon:
         validation: run under the validation layers, synchronization validation included.
         config: TOML text.
         env: more environment variables.
+        memory: what kind of memory the device claims to have (`gpu_rig.MEMORY`).
+        watch: have all commands looked at, and what the host does beside them (`watch`).
+        faults: results of calls that are not made; see `served`.
     """
 
     def __init__(
-        self, folder: Path, *, validation: bool = True, config: str = "", env: dict[str, str] | None = None
+        self,
+        folder: Path,
+        *,
+        validation: bool = True,
+        config: str = "",
+        env: dict[str, str] | None = None,
+        memory: str = "",
+        watch: bool = False,
+        faults: str = "",
     ) -> None:
         self.folder = folder
         # Socket paths are at most 107 bytes, pytest's folders are not.
@@ -56,7 +68,16 @@ class Daemon:
         self.path = Path(self._short.name) / "s"
         self.validation_log = folder / "validation.txt"
         self.log = folder / "daemon.log"
+        self.watch_log = folder / "watch.txt"
         environment = lavapipe_environment() | (env or {})
+        module = "vkqueue"
+        if memory or watch or faults:
+            module = "support.served"
+            path = [str(TESTS), *filter(None, [environment.get("PYTHONPATH")])]
+            environment |= {"VKQUEUE_TEST_MEMORY": memory, "VKQUEUE_TEST_FAULTS": faults}
+            environment["PYTHONPATH"] = os.pathsep.join(path)
+            if watch:
+                environment["VKQUEUE_TEST_WATCH"] = str(self.watch_log)
         if validation:
             settings = folder / "vk_layer_settings.txt"
             settings.write_text(_SETTINGS.format(log=self.validation_log))
@@ -68,7 +89,7 @@ class Daemon:
         config_file.write_text(f'[device]\ncache_dir = "{folder / "cache"}"\n{config}')
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "vkqueue", "serve", "--socket", str(self.path), "--config", str(config_file)],
+                [sys.executable, "-m", module, "serve", "--socket", str(self.path), "--config", str(config_file)],
                 env=environment,
                 stdout=log,
                 stderr=log,
@@ -116,5 +137,6 @@ class Daemon:
         return [m for m in re.split(r"(?m)^(?=(?:VUID|UNASSIGNED|SYNC|Validation|WARNING|ERROR))", text) if m.strip()]
 
     def complaints(self) -> list[str]:
-        """What the validation layers said, but for the allow list."""
-        return [message for message in self.messages() if not any(id in message for id in ALLOWED)]
+        """What the validation layers said, but for the allow list; and the watch."""
+        watched = self.watch_log.read_text().splitlines() if self.watch_log.exists() else []
+        return watched + [message for message in self.messages() if not any(id in message for id in ALLOWED)]
