@@ -34,6 +34,7 @@ from vkqueue.daemon.session import Peer, Session
 from vkqueue.errors import InternalError, ProtocolError, VkqueueError
 from vkqueue.wire.codec import pack
 from vkqueue.wire.connection import NOTIFICATION
+from vkqueue.wire.session import Request
 
 log = logging.getLogger("vkqueue.daemon")
 
@@ -63,7 +64,7 @@ class ClientService(Protocol):
             VkqueueError: the client is refused with it.
         """
 
-    def handle(self, session: Session, requests: list[tuple[int, str, dict[str, object]]]) -> None:
+    def handle(self, session: Session, requests: list[Request]) -> None:
         """Take requests in order; must neither block nor raise."""
 
     def may_read(self, session: Session) -> bool:

@@ -55,16 +55,20 @@ class Serving:
     """One version of a model, ready.
 
     Attributes:
+        number: no other has it.
+        input_names: those that requests bring, in the model's order.
         running: batches on their way.
     """
 
     def __init__(self, service: Service, version: int, graphs: ModelGraphs, statistics: ModelStatistics) -> None:
         self._service = service
+        self.number = service.new_id()
         self.version = version
         self.graphs = graphs
         self.definition = definition = graphs.definition
         self.statistics = statistics
         self._reader = InferReader(definition, graphs.device, service.config.limits.max_message_bytes)
+        self.input_names = self._reader.shapes.names
         self._batches = Batches(service, graphs, self._reader)
         self.predictor = Predictor()
         policy, most = definition.batching or BatchingPolicy(), definition.max_batch_size
@@ -92,26 +96,33 @@ class Serving:
             VkqueueError: it is refused.
         """
         try:
-            self._accept(session, msgid, p, now)
+            self._service.admit_job(session)
+            infer = self._reader.read(session, msgid, p, now)
+            try:
+                self._batches.check_copies(infer)
+                self._accept(infer, p.get("priority", 0), p.get("timeout_us", 0))
+            except VkqueueError:
+                self._let_go(infer)
+                raise
         except VkqueueError:
             self.statistics.rejected += 1
             raise
 
-    def _accept(self, session: Session, msgid: int, p: Mapping[str, Any], now: int) -> None:
-        self._service.admit_job(session)
-        infer = self._reader.read(session, msgid, p, now)
-        priority = p.get("priority", 0)
-        shape = infer.shape
-        request = Request(
-            (session.id, msgid), shape.samples, shape.group, priority, now,
-            self._policy.deadline_ns(priority, now, p.get("timeout_us", 0)), infer,
-        )  # fmt: skip
+    def infer_again(self, infer: Infer, priority: int, timeout_us: int) -> None:
+        """As `infer`, for a request without buffers of which all is known to be right."""
         try:
-            self._batches.check_copies(infer)
-            self.batcher.enqueue(request, now)
+            self._service.admit_job(infer.session)
+            self._accept(infer, priority, timeout_us)
         except VkqueueError:
-            self._let_go(infer)
+            self.statistics.rejected += 1
             raise
+
+    def _accept(self, infer: Infer, priority: int, timeout_us: int) -> None:
+        session, msgid, shape, now = infer.session, infer.msgid, infer.shape, infer.received
+        # Without a time-out of its own `enqueue` gives it that of its level.
+        deadline = self._policy.deadline_ns(priority, now, timeout_us) if timeout_us else 0
+        request = Request((session.id, msgid), shape.samples, shape.group, priority, now, deadline, infer)
+        self.batcher.enqueue(request, now)
         self.statistics.accepted += 1
         session.open_jobs += 1
         session.infers[msgid] = self

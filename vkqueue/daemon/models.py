@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from vkqueue.daemon.model_forms import ModelForms
 from vkqueue.daemon.model_loading import load
 from vkqueue.daemon.model_members import with_members
 from vkqueue.daemon.model_requests import ModelRequests
@@ -55,11 +56,13 @@ class Models:
         servings: what is served, and what answers what it has accepted before it goes.
         due: those in which something happened that may let a batch leave; `Service.settle` goes through them.
         handlers: of the requests `model.…`.
+        forms: takes requests for inference in that are known but for their inputs' bytes.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self.table = VersionTable()
+        self.forms = ModelForms(service, self.table)
         self.due: dict[Serving, None] = {}
         folder = service.config.models.repository
         self.repository = Repository(folder) if folder else None

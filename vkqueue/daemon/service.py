@@ -48,10 +48,11 @@ from vkqueue.model import (
     Row,
     Token,
 )
+from vkqueue.wire.forms import Filled
 from vkqueue.wire.framing import Limits
 from vkqueue.wire.messages import METHODS, check
 from vkqueue.wire.repeats import GraphLaunch, Launch
-from vkqueue.wire.session import ServerConnection
+from vkqueue.wire.session import Request, ServerConnection
 from vkqueue.worker.events import DeviceLost, Failed, Opened
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ class Service:
         session.shares.clear()
         self.settle()
 
-    def handle(self, session: Session, requests: list[tuple[int, str, dict[str, Any]]]) -> None:
+    def handle(self, session: Session, requests: list[Request]) -> None:
         """Take a burst of requests; answers appear on `session.conn` at once or later."""
         now = time.monotonic_ns()
         self._look_whether_full()
@@ -259,7 +260,7 @@ class Service:
             for msgid in session.conn.take_refused():
                 self.request_done(session, msgid, False)
 
-    def _take_all(self, session: Session, requests: list[tuple[int, str, dict[str, Any]]], now: int) -> None:
+    def _take_all(self, session: Session, requests: list[Request], now: int) -> None:
         index = 0
         # The list grows while it is gone through: behind an accepted `hello` comes what was held back for it.
         while index < len(requests):
@@ -269,6 +270,13 @@ class Service:
                 if ahead > index:
                     index = ahead
                     continue
+            elif type(params) is Filled:
+                if not self.models.forms.again(session, msgid, params, now):
+                    session.burst = requests, index
+                    self._request(session, msgid, method, params.whole(), now)
+                    self.models.forms.learn(session, msgid, params)
+                index += 1
+                continue
             elif type(params) is GraphLaunch and not session.blocked and not self.draining:
                 ahead = self.graphs.again(session, requests, index, now)
                 if ahead > index:
@@ -284,6 +292,15 @@ class Service:
         if self.models.servings:
             queued += self.models.queued
         self.full = queued >= self.config.limits.total_queued_jobs
+
+    def holds_up(self, session: Session) -> bool:
+        """Whether a request of this connection for work may have to wait or to be refused: `_request` knows."""
+        return (
+            session.blocked
+            or self.draining
+            or session.conn.bytes_out > self._max_output_bytes
+            or self._queued_bytes - self._deferred_bytes > self._total_queued_bytes
+        )
 
     def _request(self, session: Session, msgid: int, method: str, params: dict[str, Any], now: int) -> None:
         """A request that has just come."""

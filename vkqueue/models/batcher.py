@@ -131,6 +131,10 @@ class DynamicBatcher:
 
     # In and out
 
+    def find(self, id: Hashable) -> Request | None:
+        """The request of that name, if it waits."""
+        return self._queue.find(id)
+
     def enqueue(self, request: Request, now: int) -> None:
         """Append a request to its level.
 

@@ -24,6 +24,7 @@ from typing import Any
 from vkqueue.errors import ProtocolError, TooLargeError, VkqueueError
 from vkqueue.large import LARGE, new_large
 from vkqueue.wire import codec
+from vkqueue.wire.headers import BINS, EXTENSIONS, FIXED_EXTENSIONS, HEADER, STRINGS, WHOLE
 from vkqueue.wire.repeats import Repeats
 
 _log = logging.getLogger("vkqueue.wire")
@@ -98,28 +99,6 @@ def structure_fault(value: object, max_depth: int, depth: int = 1) -> str | None
     return None
 
 
-# The walk over headers, by first byte: length of a value that the first byte tells all about (0 for the others), and
-# length of the header of those others (0 for 0xc1, which MessagePack never uses).
-_WHOLE = bytearray(256)
-_HEADER = bytearray(256)
-for _first in (*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3):  # small integers, nil, booleans
-    _WHOLE[_first] = 1
-for _first in range(0xA0, 0xC0):  # short strings
-    _WHOLE[_first] = 1 + (_first & 0x1F)
-for _first, _size in zip(range(0xCA, 0xD4), (5, 9, 2, 3, 5, 9, 2, 3, 5, 9), strict=True):  # floats, integers
-    _WHOLE[_first] = _size
-for _first in range(0x80, 0xA0):  # short maps and lists
-    _HEADER[_first] = 1
-for _first, _size in zip(range(0xC4, 0xCA), (2, 3, 5, 3, 4, 6), strict=True):  # bin, ext
-    _HEADER[_first] = _size
-for _first, _size in zip(range(0xD4, 0xE0), (2, 2, 2, 2, 2, 2, 3, 5, 3, 5, 3, 5), strict=True):
-    _HEADER[_first] = _size  # fixext, str, list, map
-_STRINGS = frozenset((*range(0xA0, 0xC0), 0xD9, 0xDA, 0xDB))
-_BINS = frozenset((0xC4, 0xC5, 0xC6))
-_EXTENSIONS = frozenset((0xC7, 0xC8, 0xC9))
-_FIXED_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
-
-
 class Walk(Enum):
     """Where a walk stopped."""
 
@@ -170,16 +149,16 @@ class HeaderWalk:
             if position >= end:
                 return Walk.MORE
             first = data[position]
-            if self._in_map and not self._left & 1 and first not in _STRINGS:
+            if self._in_map and not self._left & 1 and first not in STRINGS:
                 raise ProtocolError(KEY_FAULT)
-            size = _WHOLE[first] or self._look_into(first, data, end, last)
+            size = WHOLE[first] or self._look_into(first, data, end, last)
             if not size:
                 return Walk.MORE
             if position + size > last:
                 raise self._too_large(self.taken + position + size)
             self._left -= 1
-            if position + size > end and first in _BINS and size - _HEADER[first] >= self._limits.large_bin:
-                self.bin_header = _HEADER[first]
+            if position + size > end and first in BINS and size - HEADER[first] >= self._limits.large_bin:
+                self.bin_header = HEADER[first]
                 self.bin_size = size - self.bin_header
                 return Walk.BIN
             self.position = position + size
@@ -197,7 +176,7 @@ class HeaderWalk:
 
     def _look_into(self, first: int, data: bytearray, end: int, last: int) -> int:
         """Bytes of the value that begins at `position`, of a list or map those of its header; 0: more are needed."""
-        header = _HEADER[first]
+        header = HEADER[first]
         body = self.position + header
         if not header:
             raise ProtocolError("not valid MessagePack: no value begins with the byte 0xc1")
@@ -206,13 +185,13 @@ class HeaderWalk:
         if first <= 0x9F or first >= 0xDC:
             self._open(first, data, header, last - body)
             return header
-        if first in _FIXED_EXTENSIONS:
-            length, kind = _FIXED_EXTENSIONS[first], data[body - 1]
-        elif first in _EXTENSIONS:
+        if first in FIXED_EXTENSIONS:
+            length, kind = FIXED_EXTENSIONS[first], data[body - 1]
+        elif first in EXTENSIONS:
             length, kind = int.from_bytes(data[self.position + 1 : body - 1], "big"), data[body - 1]
         else:
             length, kind = int.from_bytes(data[self.position + 1 : body], "big"), codec.TIMESTAMP
-            if first in _STRINGS and length > self._limits.max_str_bytes:
+            if first in STRINGS and length > self._limits.max_str_bytes:
                 raise TooLargeError(
                     f"a string of {length} bytes: the limit is {self._limits.max_str_bytes}; send bytes as a bin"
                 )
@@ -266,7 +245,7 @@ class Splitter:
     Drive it by `get_buffer`, a read into that, and `buffer_updated`.
 
     Args:
-        repeats: recognizes requests that come again; they appear as (msgid, Launch) among the messages.
+        repeats: recognizes requests that come again; they appear as (msgid, Launch or Filled) among the messages.
 
     Attributes:
         fault: why nothing more is taken from this stream, None while all is well.

@@ -5,7 +5,8 @@ is then known by one dictionary look-up: the request is whole (MessagePack is fr
 a value that was whole once, they hold that value), it is checked, and its parameters are the same object as before, to
 which the daemon may pin what it worked out for them.
 
-Only dispatches and launches of graphs, of moderate size, are kept. Learning costs a little for each message, so it is
+Only dispatches and launches of graphs, of moderate size, are kept; and of requests for inference all but their inputs'
+bytes (`forms`). Learning costs a little for each message, so it is
 given up, but for an attempt now and then, where nothing comes again.
 """
 
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+from vkqueue.wire.forms import INFER, Forms
 
 # Arbitrary bounds: of one request (a graph's launch may name many buffers), of the requests kept and their bytes, of
 # the different lengths that are tried.
@@ -23,6 +26,7 @@ _MAX_KEPT_BYTES = 2 * 2**20
 _MAX_SIZES = 4
 # What learning may cost before it has to pay: a learned request costs one, a repeated one gives one back.
 _BUDGET = 512
+_FORM_COST = 4  # more, for a form; arbitrary
 
 _DISPATCH = b"\xa8dispatch"
 _GRAPH_LAUNCH = b"\xacgraph.launch"
@@ -38,6 +42,10 @@ class Launch(dict[str, Any]):
     def __init__(self, params: dict[str, Any]) -> None:
         super().__init__(params)
         self.memo: Any = None
+
+    def whole(self) -> dict[str, Any]:
+        """As they are when they have been decoded."""
+        return self
 
 
 class GraphLaunch(Launch):
@@ -61,6 +69,7 @@ class Repeats:
         self._sizes: list[int] = []
         self._bytes = 0
         self._budget = _BUDGET
+        self._forms = Forms()
 
     @property
     def learning(self) -> bool:
@@ -69,12 +78,13 @@ class Repeats:
         return self._budget > 0
 
     def take(self, view: memoryview, begin: int, fill: int, messages: list[Any]) -> int:  # noqa: C901 - hot loop
-        """Append (msgid, Launch) for each known request from `begin` on; the index behind the last."""
-        known = self._known
-        if not known:
+        """Append (msgid, Launch or Filled) for each known request from `begin` on; the index behind the last."""
+        known, forms = self._known, self._forms
+        if not known and not forms:
             return begin
         append, find, sizes = messages.append, known.get, self._sizes
-        size = sizes[0]
+        size = sizes[0] if sizes else 0
+        launch: Any
         came = len(messages)
         while begin + 7 < fill:
             # [0, msgid, …: a request's head, by the form of its msgid
@@ -104,7 +114,10 @@ class Repeats:
                         size = other
                         break
                 else:
-                    break
+                    filled = forms.find(view, body, fill)
+                    if filled is None:
+                        break
+                    launch, end = filled
             append((msgid, launch))
             begin = end
         self._budget = min(self._budget + len(messages) - came, _MAX_KEPT)
@@ -112,11 +125,19 @@ class Repeats:
 
     def learn(self, message: Any, raw: memoryview) -> None:
         """Keep a request that came whole, if it may come again; `raw` is all of its bytes."""
-        if self._budget <= 0 or len(raw) > _MAX_GRAPH_BYTES:
+        if self._budget <= 0:
             return
         self._budget -= 1
         form = raw[2]
-        body = raw[7 if form == 0xCE else 5 if form == 0xCD else 4 if form == 0xCC else 3 :].tobytes()
+        begin = 7 if form == 0xCE else 5 if form == 0xCD else 4 if form == 0xCC else 3
+        if raw[begin : begin + len(INFER)] == INFER:
+            if self._vet(message):
+                self._budget -= _FORM_COST
+                self._forms.learn(raw[begin:].tobytes())
+            return
+        if len(raw) > _MAX_GRAPH_BYTES:
+            return
+        body = raw[begin:].tobytes()
         if body.startswith(_GRAPH_LAUNCH):
             kind: type[Launch] = GraphLaunch
         elif body.startswith(_DISPATCH) and len(raw) <= _MAX_BYTES:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from vkqueue.errors import InternalError, InvalidError, ProtocolError, TooLargeError, VkqueueError
 from vkqueue.wire import codec
@@ -24,7 +24,10 @@ from vkqueue.wire.framing import Limits, structure_fault
 from vkqueue.wire.messages import PARAMETER_NAMES, U32_MAX, WITH_FILE, check, describe
 from vkqueue.wire.repeats import Repeats
 
-__all__ = ["ClientConnection", "Event", "ServerConnection", "State"]
+__all__ = ["ClientConnection", "Event", "Request", "ServerConnection", "State"]
+
+Request: TypeAlias = tuple[int, str, Any]
+"""(msgid, method, params): params are a map, or, of a request for inference whose form is known, `forms.Filled`."""
 
 
 class State(Enum):
@@ -91,7 +94,7 @@ class ServerConnection(Connection):
         self.state = State.NEW
         self._hello: int | None = None  # its msgid while GREETING
         self._behind_hello: list[Any] = []
-        self._delivery: list[tuple[int, str, dict[str, Any]]] = []  # what the last `buffer_updated` returned
+        self._delivery: list[Request] = []  # what the last `buffer_updated` returned
         self._last_words: VkqueueError | None = None  # goes out behind all answers
 
     @property
@@ -99,11 +102,11 @@ class ServerConnection(Connection):
         """Whether the connection is at fault: send what `data_to_send` gives, then close."""
         return self.state is State.CLOSED
 
-    def buffer_updated(self, count: int) -> list[tuple[int, str, dict[str, Any]]]:
+    def buffer_updated(self, count: int) -> list[Request]:
         """Take `count` bytes that were read into `get_buffer()`.
 
         Returns:
-            Requests (msgid, method, params), in order. Whether the method exists and the parameters are right is
+            Requests, in order. Whether the method exists and the parameters are right is
             for `messages.check`; their shape, keys and depth are checked, and those of `hello` wholly. Answer a
             `hello` while going through this very list, by `ready` or `fail`: what came behind it in the same burst
             is appended to the list then.
@@ -112,7 +115,7 @@ class ServerConnection(Connection):
         self._take(self._splitter.buffer_updated(count))
         return self._delivery
 
-    def receive_data(self, data: bytes | bytearray | memoryview) -> list[tuple[int, str, dict[str, Any]]]:
+    def receive_data(self, data: bytes | bytearray | memoryview) -> list[Request]:
         """As `buffer_updated`, for bytes that are somewhere else: they are copied."""
         self._delivery = []
         for messages in self._copy_in(data):
@@ -254,7 +257,7 @@ class ServerConnection(Connection):
                     pending.add(msgid)
                     deliver((msgid, params.method, params))
                     continue
-                message = [REQUEST, msgid, params.method, [params]]
+                message = [REQUEST, msgid, params.method, [params.whole()]]
             try:
                 kind, msgid, method, (params,) = message
             except (TypeError, ValueError):
@@ -281,7 +284,7 @@ class ServerConnection(Connection):
         """Before the connection is ready, or while descriptors wait for their request."""
         for index, message in enumerate(messages):
             if type(message) is tuple:  # a request that came again: `repeats` has it without its frame
-                message = [REQUEST, message[0], message[1].method, [message[1]]]
+                message = [REQUEST, message[0], message[1].method, [message[1].whole()]]
             if self.state is State.GREETING:
                 self._behind_hello += messages[index:]
                 return
