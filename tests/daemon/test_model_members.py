@@ -9,7 +9,7 @@ from models.test_ensemble import both, member, pool
 
 from vkqueue.daemon.model_loading import warmups
 from vkqueue.daemon.model_members import with_members
-from vkqueue.errors import InvalidError, NotFoundError
+from vkqueue.errors import InvalidError, NotFoundError, TooLargeError
 from vkqueue.models.definition import Definition, Step
 from vkqueue.models.source import KernelSource, ModelSource, Weight
 
@@ -26,17 +26,21 @@ def chain(name: str, inner: str) -> dict[str, Any]:
     return both(name=name, ensemble_scheduling={"step": [step]})
 
 
-async def flattened(*configs: dict[str, Any]) -> tuple[Definition, ModelSource]:
-    """The first of these models; the others are its members."""
+async def flattened(
+    *configs: dict[str, Any], max_nodes: int = 100, asked: list[str] | None = None
+) -> tuple[Definition, ModelSource]:
+    """The first of these models; the others are its members. `asked` gets the names of those that are looked for."""
     known = {config["name"]: source(config) for config in configs}
 
     async def find(step: Step) -> ModelSource:
+        if asked is not None:
+            asked.append(step.model_name)
         if step.model_name not in known:
             raise NotFoundError(f"no model {step.model_name!r}")
         return known[step.model_name]
 
     first = known[configs[0]["name"]]
-    return await with_members(Definition.from_map(first.config), first, find)
+    return await with_members(Definition.from_map(first.config), first, find, max_nodes)
 
 
 async def test_an_ensemble_of_ensembles_has_all_kernels_and_weights() -> None:
@@ -63,6 +67,36 @@ async def test_an_ensemble_is_no_step_of_itself() -> None:
         await flattened(chain("a", "b"), chain("b", "a"))
     with pytest.raises(InvalidError, match="ensemble 'a': its step 'a' has it"):
         await flattened(chain("a", "a"))
+
+
+def twice(name: str, inner: str) -> dict[str, Any]:
+    """An ensemble of two steps that both are `inner`."""
+    found = chain(name, inner)
+    [step] = found["ensemble_scheduling"]["step"]
+    found["ensemble_scheduling"]["step"].append({**step, "output_map": {"out": "nobody's"}})
+    return found
+
+
+async def test_a_member_of_many_steps_is_put_together_once() -> None:
+    """Ensembles in ensembles have 256 leaves here, and each model is looked for once."""
+    asked: list[str] = []
+    levels = [twice(f"e{i}", f"e{i + 1}") for i in range(8)]
+    definition, _ = await flattened(
+        *levels, chain("e8", "both"), both(), pool(), member("tokens"), max_nodes=1000, asked=asked
+    )
+    assert len(definition.nodes) == 256 * 3
+    assert asked == [*(f"e{i}" for i in range(1, 9)), "both", "tokens", "pool"]
+
+
+async def test_ensembles_are_bounded_before_they_are_put_together() -> None:
+    levels = [twice(f"e{i}", f"e{i + 1}") for i in range(12)]
+    with pytest.raises(
+        TooLargeError, match=r"ensemble 'e5': the 384 nodes of its steps are over max_graph_nodes \(255\)"
+    ):
+        await flattened(*levels, chain("e12", "both"), both(), pool(), member("tokens"), max_nodes=255)
+    deep = [chain(f"e{i}", f"e{i + 1}") for i in range(40)]
+    with pytest.raises(InvalidError, match="ensemble 'e0': ensembles are steps of each other over 16 deep"):
+        await flattened(*deep)
 
 
 async def test_a_member_that_is_not_there() -> None:

@@ -241,7 +241,9 @@ class Models:
             version.lost = True  # once a device works
             raise UnsupportedError("no device works; see `vkqueue doctor`")
         version.device = device
-        definition, whole = await with_members(version.definition, source, self._member)
+        definition, whole = await with_members(
+            version.definition, source, self._member, self._service.config.limits.max_graph_nodes
+        )
         if version.definition.steps:
             shown = {"max_batch_size": definition.max_batch_size, "dimensions": definition.dimensions}
             version.definition = replace(version.definition, batching=definition.batching, **shown)  # type: ignore[arg-type]

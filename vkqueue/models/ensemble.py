@@ -176,7 +176,8 @@ class _Flattening:
         }
         order: list[int] = []
         while waits:
-            ready = [index for index, on in waits.items() if on <= set(order)]
+            done = set(order)
+            ready = [index for index, on in waits.items() if on <= done]
             if not ready:
                 names = ", ".join(f"{index} ({self._steps[index].model_name})" for index in waits)
                 raise self._wrong(f"steps {names} wait for each other")
