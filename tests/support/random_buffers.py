@@ -13,7 +13,7 @@ import numpy as np
 
 from support.e2e import limit
 from support.effects import Place
-from support.rawclient import RawClient
+from support.rawclient import RawClient, RemoteError
 from support.reference import Memory, Reference, Sent, Wrong, difference
 from support.shared import SharedMemory
 
@@ -28,11 +28,13 @@ class Mixture:
         large: share of buffers that are large, and of entries that are.
         share: whether memory is shared.
         disturb: whether requests are cancelled, come too late, or name failed ones.
+        tolerated: codes of errors that any request may be answered with.
     """
 
     large: float = 0.15
     share: bool = True
     disturb: bool = True
+    tolerated: frozenset[str] = frozenset()
 
 
 class ReadingClient(RawClient):
@@ -46,7 +48,11 @@ class ReadingClient(RawClient):
             if readable and not self.receive():
                 raise ConnectionError(f"closed: {self.notices}")
             if writable:
-                data = data[self.sock.send(data[: 1 << 16]) :]
+                data = data[self.send_some(data) :]
+
+    def send_some(self, data: Any) -> int:
+        """As much of it as goes at once; how much."""
+        return self.sock.send(data[: 1 << 16])
 
 
 class BufferProgram:
@@ -64,7 +70,7 @@ class BufferProgram:
         self.rng = random.Random(seed)
         self.mixture = mixture
         self.noise = np.random.default_rng(seed).integers(0, 256, 17 * MIB, np.uint8)
-        self.reference = Reference(client)
+        self.reference = Reference(client, mixture.tolerated)
         self.sizes: dict[int, int] = {}
         self.shared: dict[int, SharedMemory] = {}
         self.handle = 0
@@ -99,6 +105,8 @@ class BufferProgram:
         self.again.clear()
         for handle in [h for h in self.sizes if h not in self.reference.memory]:  # their creation was cancelled
             self._forget(handle)
+        if self.reference.unknown:
+            self._look()
         for handle, shared in self.shared.items():
             content = self.reference.memory[handle]
             found = bytes(shared.view[: len(content)])
@@ -109,6 +117,19 @@ class BufferProgram:
                 data = self.bytes_of(size)
                 shared.view[first : first + size] = data
                 content[first : first + size] = np.frombuffer(data, np.uint8)
+
+    def _look(self) -> None:
+        """Take what is in the buffers for what has to be there."""
+        for handle, size in self.sizes.items():
+            while True:
+                try:
+                    data = self.client.call("buffer.read", buffer=handle)["data"] if size else b""
+                    break
+                except RemoteError as error:
+                    if error.code not in self.mixture.tolerated:
+                        raise
+            self.reference.memory[handle] = np.frombuffer(data, np.uint8).copy()
+        self.reference.unknown = False
 
     def finish(self) -> None:
         """Compare everything, and what the buffers hold."""
@@ -219,11 +240,7 @@ class BufferProgram:
             memory.pop(handle, None)
             return {}
 
-        # Its creation may be cancelled before or behind this.
-        creation = next((sent for sent in self.reference.waiting if sent.creates == handle), None)
-        if creation is not None and creation.msgid in self.reference.cancels.values():
-            return
-        self.send("buffer.free", effect, buffer=handle)
+        self.send("buffer.free", effect, (handle,), buffer=handle).touches = False
         self._forget(handle)
 
     def _forget(self, handle: int) -> None:
