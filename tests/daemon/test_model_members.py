@@ -85,7 +85,7 @@ async def test_a_member_of_many_steps_is_put_together_once() -> None:
         *levels, chain("e8", "both"), both(), pool(), member("tokens"), max_nodes=1000, asked=asked
     )
     assert len(definition.nodes) == 256 * 3
-    assert asked == [*(f"e{i}" for i in range(1, 9)), "both", "tokens", "pool"]
+    assert asked == [*(f"e{i}" for i in range(1, 9)), "both", "pool", "tokens"]
 
 
 async def test_ensembles_are_bounded_before_they_are_put_together() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vkqueue.daemon.graph_requests import align_of
 from vkqueue.daemon.model_session import Answer, ModelSession
@@ -34,10 +35,15 @@ if TYPE_CHECKING:
 # Shapes whose graphs are kept; the longest unused one makes room. Arbitrary: 8 buckets at 32 sizes of a batch, each
 # some 100 KB for 64 nodes.
 MAX_SHAPES = 256
+# Nodes of a graph that is made on the loop, which takes some 50 µs for each. Arbitrary.
+MAX_NODES_AT_ONCE = 64
 # Weights are brought to the device in pieces of this, and so much is on its way at once: staging memory may be as
 # little as the 64 MiB that a quarter of a card's window has. Arbitrary.
 _PIECE_BYTES = 16 << 20
 _AT_ONCE_BYTES = 32 << 20
+
+
+_T = TypeVar("_T")
 
 
 class Lane:
@@ -172,7 +178,8 @@ class ModelGraphs:
     # Shapes
 
     def ready(self, batch: int, group: tuple[int, ...]) -> Shape | None:
-        """The graph of a shape, made now if no kernel has to be analysed or built for it; else None: `prepare` it.
+        """The graph of a shape, made now if it is small and no kernel has to be analysed or built for it; else None:
+        `prepare` it.
 
         Raises:
             VkqueueError: the shape has no graph.
@@ -181,17 +188,19 @@ class ModelGraphs:
         if found is not None:
             self._shapes.move_to_end((batch, group))
             return found
+        if len(self.definition.nodes) > MAX_NODES_AT_ONCE:
+            return None
         params = self._instantiated(batch, group)
         for node in params["nodes"]:
             if "kernel" in node:
                 kernel = self._kernels.get(_kernel_key(node))
                 if kernel is None or not kernel.ready:
                     return None
-        return self._made(batch, group, params)
+        return self._keep(self._made(batch, group, params))
 
     async def prepare(self, batch: int, group: tuple[int, ...]) -> Shape:
         """As `ready`, with its kernels."""
-        params = self._instantiated(batch, group)
+        params = await self._aside(partial(self._instantiated, batch, group))
         nodes = {_kernel_key(node): node for node in params["nodes"] if "kernel" in node}
         for key, node in nodes.items():
             if key not in self._kernels:
@@ -200,15 +209,29 @@ class ModelGraphs:
                     kernel.users += 1
                     kernel.pinned += 1
                     self._kernels[key] = kernel
-        if self._closed:
-            raise DeviceLostError("the model was unloaded, or its device lost, meanwhile")
+        self._check_open()
         for key in nodes:
             self.device.build(self._kernels[key])
         await asyncio.gather(*(self._service.models.pipeline(self.device, self._kernels[key]) for key in nodes))
+        self._check_open()
+        known = self._shapes.get((batch, group))
+        if known is not None:
+            return known
+        try:
+            made = await self._aside(partial(self._made, batch, group, params))
+        finally:
+            self._check_open()
+        return self._shapes.get((batch, group)) or self._keep(made)
+
+    async def _aside(self, make: Callable[[], _T]) -> _T:
+        """What takes as long as a graph is large, of large ones on a thread."""
+        if len(self.definition.nodes) <= MAX_NODES_AT_ONCE:
+            return make()
+        return await asyncio.to_thread(make)
+
+    def _check_open(self) -> None:
         if self._closed:
             raise DeviceLostError("the model was unloaded, or its device lost, meanwhile")
-        known = self._shapes.get((batch, group))
-        return known if known is not None else self._made(batch, group, params)
 
     def _instantiated(self, batch: int, group: tuple[int, ...]) -> dict[str, Any]:
         sizes = dict(zip(self.definition.dimensions, group, strict=True))
@@ -247,7 +270,10 @@ class ModelGraphs:
         kernels = {step.kernel for step in plan.steps if step.kernel is not None}
         every = self._service.config.device.graph_barriers == "all"
         template = Template(plan, {k: k.pipeline for k in kernels}, align_of(self.device), every=every)
-        shape = self._shapes[batch, group] = Shape(batch, group, template)
+        return Shape(batch, group, template)
+
+    def _keep(self, shape: Shape) -> Shape:
+        self._shapes[shape.batch, shape.group] = shape
         if len(self._shapes) > MAX_SHAPES:
             self._forget([self._shapes.popitem(last=False)[1]])
         return shape

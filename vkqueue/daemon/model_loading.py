@@ -50,7 +50,7 @@ async def load(
             f"node: {len(definition.nodes)} are over max_graph_nodes ({most})",
             {"nodes": len(definition.nodes), "max_graph_nodes": most},
         )
-    weights = _used(definition, source)
+    weights = {name: source.weights[name] for name in _used(definition, source.weights)}
     codes = await _codes(service, definition, source)
     graphs = ModelGraphs(service, device, definition, codes)
     try:
@@ -64,27 +64,26 @@ async def load(
     return serving
 
 
-def _used(definition: Definition, source: ModelSource) -> dict[str, Weight]:
-    """The weights that nodes name.
+def _used(definition: Definition, there: Mapping[str, Any]) -> list[str]:
+    """The weights that nodes name, of those that are there.
 
     Raises:
         InvalidError: one is not there.
     """
-    found: dict[str, Weight] = {}
+    found: dict[str, None] = {}
     for index, node in enumerate(definition.nodes):
         for operand in node.operands:
             name = operand.name.removeprefix(WEIGHTS)
             if not operand.name.startswith(WEIGHTS) or name in found:
                 continue
-            if name not in source.weights:
-                near = difflib.get_close_matches(name, source.weights, n=1)
+            if name not in there:
+                near = difflib.get_close_matches(name, there, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise InvalidError(
-                    f"node[{index}]: {operand.name}: no weight is called {brief(name)}; there are "
-                    f"{len(source.weights)}{hint}"
+                    f"node[{index}]: {operand.name}: no weight is called {brief(name)}; there are {len(there)}{hint}"
                 )
-            found[name] = source.weights[name]
-    return found
+            found[name] = None
+    return list(found)
 
 
 def warmups(definition: Definition) -> list[tuple[int, tuple[int, ...]]]:
@@ -128,6 +127,12 @@ async def _codes(service: Service, definition: Definition, source: ModelSource) 
 
 
 async def _code(service: Service, kernel: KernelSource) -> tuple[Code, str]:
+    size, most = len(kernel.code) + sum(map(len, kernel.includes.values())), service.config.limits.max_module_bytes
+    if size > most:
+        raise TooLargeError(
+            f"kernel {kernel.name!r} ({kernel.path}): {size} bytes are over max_module_bytes ({most})",
+            {"size": size, "max_module_bytes": most},
+        )
     if kernel.language == "spirv":
         result = await called_back(partial(service.modules.load, "spirv", bytes(kernel.code), None))
     else:
@@ -230,23 +235,37 @@ class WeightReader:
             raise InvalidError(f"{label}: {offset} + {size} bytes lie outside buffer {handle} of {buffer.size}")
         return buffer, offset, size
 
-    async def read(self) -> dict[str, Weight]:
-        """All of them.
+    def let_go(self) -> None:
+        """The buffers are not needed any more. To be called once, whatever becomes of the load."""
+        for value in self._found.values():
+            if type(value) is tuple:
+                value[0].device.let_go(value[0])
+
+    async def read(self, config: Any, name: str, device: Device) -> dict[str, Weight]:
+        """Those that the configuration's nodes name: a range of a buffer may have many names, and each is a copy.
 
         Raises:
-            VkqueueError: a buffer is gone, with its device.
+            VkqueueError: the configuration is wrong; they are larger than the device's memory; a buffer is gone, with
+                its device.
         """
+        self._service.check_working(device)
+        assert device.info is not None
+        definition = await asyncio.to_thread(Definition.from_map, config, name)
+        used = {name: self._found[name] for name in _used(definition, self._found)}
+        total = sum(value[2] if type(value) is tuple else len(value) for value in used.values())
+        if total > device.info.memory_bytes:
+            raise TooLargeError(
+                f"weights: {total} bytes are over the device's memory of {device.info.memory_bytes}",
+                {"size": total, "memory_bytes": device.info.memory_bytes},
+            )
         weights = {}
         loader: ModelSession = self._service.open_internal(ModelSession)  # type: ignore[assignment]
         try:
-            for name, value in self._found.items():
+            for name, value in used.items():
                 data = await self._content(loader, *value) if type(value) is tuple else value
                 weights[name] = Weight("U8", (len(data),), data)
         finally:
             self._service.close_session(loader)
-            for value in self._found.values():
-                if type(value) is tuple:
-                    value[0].device.let_go(value[0])
         return weights
 
     async def _content(self, loader: ModelSession, buffer: Buffer, offset: int, size: int) -> bytes:

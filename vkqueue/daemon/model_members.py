@@ -11,7 +11,6 @@ from vkqueue.models.definition import Definition, Step
 from vkqueue.models.ensemble import flatten
 from vkqueue.models.source import ModelSource
 
-
 # Of ensembles in ensembles. Arbitrary.
 MAX_DEPTH = 16
 

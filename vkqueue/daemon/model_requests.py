@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from vkqueue.daemon.dispatch import Deferred
 from vkqueue.daemon.model_loading import WeightReader, client_kernels
-from vkqueue.errors import InternalError, InvalidError, VkqueueError
-from vkqueue.models.reading import MAX_NAME
+from vkqueue.daemon.session import bytes_of
+from vkqueue.errors import InternalError, InvalidError, JobCancelledError, VkqueueError
+from vkqueue.models.repository import check_name
 from vkqueue.models.source import KernelSource, ModelSource
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ class ModelRequests:
         self._service = service
         self._models = models
         self._waiting: dict[tuple[int, int], Session] = {}  # loads and unloads that are not answered
+        self._turns: weakref.WeakValueDictionary[int, asyncio.Lock] = weakref.WeakValueDictionary()
         self.handlers: dict[str, Handler] = {
             "model.load": self.load,
             "model.unload": self.unload,
@@ -68,8 +72,8 @@ class ModelRequests:
 
     def load(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         """`model.load`. Raises Deferred while a module that it names is being analysed."""
-        if not 0 < len(p["name"]) <= MAX_NAME:
-            raise InvalidError(f"name: expected 1 to {MAX_NAME} characters, got {len(p['name'])}")
+        check_name(p["name"])
+        self._service.admit_job(session)
         device = self._service.device(p["device"]) if "device" in p else None
         if "config" not in p:
             self._begin(session, msgid, self._load_stored(p["name"], p.get("version"), device))
@@ -81,13 +85,20 @@ class ModelRequests:
         self._service.check_working(device)
         weights = WeightReader(self._service, session, p.get("weights") or {})
 
+        async def read() -> ModelSource:
+            if session.closed:
+                raise JobCancelledError("its client has gone")
+            found = await weights.read(p["config"], p["name"], device)
+            return ModelSource(p["name"], p.get("version", 1), p["config"], kernels, found, None)
+
         async def loaded() -> dict[str, Any]:
-            found = await weights.read()
-            source = ModelSource(p["name"], p.get("version", 1), p["config"], kernels, found, None)
-            version = await self._models.load_sent(source, device)
+            try:
+                version = await self._models.load_sent(p["name"], p.get("version", 1), read, device)
+            finally:
+                weights.let_go()
             return {"name": version.name, "version": version.number}
 
-        self._begin(session, msgid, loaded())
+        self._begin(session, msgid, loaded(), bytes_of(p))
 
     @staticmethod
     def _of_module(session: Session, name: str, handle: int, entry: str | None) -> KernelSource:
@@ -107,6 +118,7 @@ class ModelRequests:
 
     def unload(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:
         """`model.unload`"""
+        self._service.admit_job(session)
         self._models.leaving(p["name"], p.get("version"))
 
         async def unloaded() -> dict[str, Any]:
@@ -115,19 +127,29 @@ class ModelRequests:
 
         self._begin(session, msgid, unloaded())
 
-    def _begin(self, session: Session, msgid: int, work: Coroutine[Any, Any, dict[str, Any]]) -> None:
+    def _begin(self, session: Session, msgid: int, work: Coroutine[Any, Any, dict[str, Any]], held: int = 0) -> None:
+        """Run a load or unload, which counts as a job with so many bytes until it is answered. Those of one connection
+        go one after the other, so that none takes all turns."""
         self._waiting[session.id, msgid] = session
-        self._models.spawn(self._answered(session, msgid, work))
+        session.open_jobs += 1
+        self._service.hold_bytes(session, held)
+        self._models.spawn(self._answered(session, msgid, work, held))
 
-    async def _answered(self, session: Session, msgid: int, work: Coroutine[Any, Any, dict[str, Any]]) -> None:
+    async def _answered(
+        self, session: Session, msgid: int, work: Coroutine[Any, Any, dict[str, Any]], held: int
+    ) -> None:
         answer: Any
         try:
-            answer = await work
+            async with self._turns.setdefault(session.id, asyncio.Lock()):
+                answer = await work
         except VkqueueError as error:
             answer = error
         except Exception:
             log.exception("a model's request of session %d", session.id)
             answer = InternalError("a fault of the daemon's own; its log has the details")
+        if not session.closed:
+            session.open_jobs -= 1
+            self._service.hold_bytes(session, -held)
         if self._waiting.pop((session.id, msgid), None) is None or session.closed:
             return
         if isinstance(answer, VkqueueError):

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vkqueue.daemon")
 
-# Models of the repository that are loaded at once at the start. Arbitrary: the helper processes are fewer.
+# Versions that are loaded at once; each has its weights in the host's memory. Arbitrary: the helper processes are
+# fewer.
 _LOAD_AT_ONCE = 4
 
 
@@ -70,6 +71,7 @@ class Models:
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._tasks: set[asyncio.Future[Any]] = set()
         self._pipelines: dict[DeviceKernel, list[tuple[Device, asyncio.Future[None]]]] = {}
+        self._gate = asyncio.Semaphore(_LOAD_AT_ONCE)
         self._requests = ModelRequests(service, self)
         self.handlers = self._requests.handlers
 
@@ -84,14 +86,12 @@ class Models:
 
     async def _start(self, repository: Repository, on_started: Callable[[], None]) -> None:
         try:
-            gate = asyncio.Semaphore(_LOAD_AT_ONCE)
 
             async def one(name: str, number: int) -> None:
-                async with gate:
-                    try:
-                        await self.load_stored(name, number, None)
-                    except VkqueueError as error:
-                        log.error("model %s, version %d is not available: %s", name, number, error.message)
+                try:
+                    await self.load_stored(name, number, None)
+                except VkqueueError as error:
+                    log.error("model %s, version %d is not available: %s", name, number, error.message)
 
             found = await asyncio.to_thread(repository.scan)
             for model in found:
@@ -187,13 +187,11 @@ class Models:
             await self.unload(name, other)
         return loaded
 
-    async def load_sent(self, source: ModelSource, device: Device) -> Version:
-        """Load a version that a client sent. Raises as `load_stored`."""
-
-        async def given() -> ModelSource:
-            return source
-
-        return await self._load(source.name, source.version, given, device, False)
+    async def load_sent(
+        self, name: str, number: int, read: Callable[[], Coroutine[Any, Any, ModelSource]], device: Device
+    ) -> Version:
+        """Load a version that a client sent; `read` is called when it is its turn. Raises as `load_stored`."""
+        return await self._load(name, number, read, device, False)
 
     async def _load(
         self,
@@ -203,7 +201,7 @@ class Models:
         device: Device | None,
         stored: bool,
     ) -> Version:
-        async with self._alone(name):
+        async with self._alone(name), self._gate:
             known = self.table.find(name, number)
             if known is None:
                 self._check_room()

@@ -46,16 +46,16 @@ class Deferral:
         self.method = method
         self.params = params
         self.received = received
-        self.size = _bytes_of(params)
+        self.size = bytes_of(params)
         self.timer: asyncio.TimerHandle | None = None
 
 
-def _bytes_of(value: Any) -> int:
+def bytes_of(value: Any) -> int:
     """About what a decoded value holds in memory."""
     if type(value) is dict:
-        return sum(_ITEM_BYTES + len(key) + _bytes_of(item) for key, item in value.items())
+        return sum(_ITEM_BYTES + len(key) + bytes_of(item) for key, item in value.items())
     if type(value) is list:
-        return sum(_ITEM_BYTES + _bytes_of(item) for item in value)
+        return sum(_ITEM_BYTES + bytes_of(item) for item in value)
     return len(value) if isinstance(value, (str, bytes, bytearray, memoryview)) else 0
 
 

@@ -160,15 +160,21 @@ class Repository:
         return _read(self._folder(name), name, version)
 
     def _folder(self, name: str) -> _Folder:
-        if not _NAME.fullmatch(name):
-            raise InvalidError(
-                f"{brief(name)} cannot be a model's name: letters, digits, '_', '-' and '.', not first, at most 128"
-            )
+        check_name(name)
         model = self.root / name
         if not model.is_dir():
             raise NotFoundError(f"the repository has no model {name!r} (no folder {model})")
         real = model.resolve()
         return _Folder(real, (real, self.root.resolve()))
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidError for what cannot be a model's name: it stands in paths, in lines of the log, and in words of
+    the command line."""
+    if not _NAME.fullmatch(name):
+        raise InvalidError(
+            f"{brief(name)} cannot be a model's name: letters, digits, '_', and, but first, '-' and '.'; at most 128"
+        )
 
 
 def read_model(directory: str | os.PathLike[str], version: int | None = None) -> ModelSource:
