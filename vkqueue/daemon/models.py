@@ -127,7 +127,7 @@ class Models:
     @property
     def queued(self) -> int:
         """Requests that wait for their batch."""
-        return sum(len(serving.batcher) for serving in self.servings)
+        return sum([len(serving.batcher) for serving in self.servings])
 
     def fail_queued(self, error: VkqueueError) -> None:
         """The daemon stops: answer what was not submitted, and who waits for a model."""

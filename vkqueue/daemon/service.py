@@ -288,9 +288,9 @@ class Service:
         session.burst = (), 0
 
     def _look_whether_full(self) -> None:
-        queued = sum([d.scheduler.queued for d in self.devices])
-        if self.models.servings:
-            queued += self.models.queued
+        queued = self.models.queued if self.models.servings else 0
+        for device in self.devices:
+            queued += device.scheduler.queued
         self.full = queued >= self.config.limits.total_queued_jobs
 
     def holds_up(self, session: Session) -> bool:

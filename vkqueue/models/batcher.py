@@ -146,15 +146,16 @@ class DynamicBatcher:
             raise ValueError(f"a request {request.id!r} waits already")
         self._sweep(now)
         level = self.policy.level(request.priority)
-        most = self.policy.queue_policy(level).max_queue_size
+        rules = self.policy.queue_policy(level)
+        most = rules.max_queue_size
         if most and self._queue.sizes.get(level, 0) >= most:
             raise OverloadedError(
                 f"{most} requests wait for this model already, which is its max_queue_size; try again once answers "
                 "have come",
                 {"max_queue_size": most},
             )
-        if not request.deadline_ns:
-            request.deadline_ns = self.policy.deadline_ns(request.priority, request.received_ns)
+        if not request.deadline_ns and rules.default_timeout_microseconds:
+            request.deadline_ns = request.received_ns + rules.default_timeout_microseconds * 1000
         # Requests that must not overtake each other are one group here; `_cut` ends where the real group changes.
         self._queue.add(request, level, None if self.policy.preserve_ordering else request.group)
         if self.full:

@@ -76,6 +76,9 @@ class _Curve:
         self._base = mean_us - self._slope * mean_n
 
     def predict(self, samples: int) -> float:
+        known = self.times.get(samples)
+        if known is not None:
+            return known.us
         if not self._fitted:
             self._fit()
         place = bisect_left(self.sizes, samples)
@@ -83,8 +86,6 @@ class _Curve:
             return self.times[self.sizes[-1]].us + self._slope * (samples - self.sizes[-1])
         above = self.sizes[place]
         high = self.times[above].us
-        if above == samples:
-            return high
         if place == 0:
             return min(self._base + self._slope * samples, high)
         below = self.sizes[place - 1]

@@ -129,6 +129,10 @@ class Group:
         self.count -= 1
         self.samples -= request.samples
 
+    def comes_first(self, request: Request) -> bool:
+        """Whether a request that was put last is served before all others."""
+        return self.count == 1 or request.place < self.head >> 64
+
     def age(self, request: Request) -> None:
         """Count a new request's time too."""
         self._ages.push(request.received_ns, request.order, request)
@@ -188,7 +192,10 @@ class RequestQueue:
         self.sizes[level] = self.sizes.get(level, 0) + 1
         if request.deadline_ns:
             self._deadlines.push(request.deadline_ns, request.order, request)
-        self._changed(group, group.candidate or group.samples >= self._enough)
+        candidate = group.candidate or group.samples >= self._enough
+        # Behind others, and no longer there than the oldest, it changes neither.
+        if candidate != group.candidate or group.comes_first(request) or request.received_ns < group.oldest_ns:
+            self._changed(group, candidate)
 
     def remove(self, requests: list[Request]) -> None:
         """Requests that wait leave."""

@@ -177,7 +177,12 @@ class ServerConnection(Connection):
         for place, data in enumerate(bins, 1):
             pieces.append(data)
             pieces.append(parts[place])
-        self._queue(pieces)
+        if sum(map(len, bins)) >= codec.LARGE:
+            self._queue(pieces)
+            return
+        answer = b"".join(pieces)
+        self._small.append(answer)
+        self.bytes_out += len(answer)
 
     def respond_alike(self, msgids: list[int], packed_result: bytes) -> None:
         """Answer several requests by one result that is MessagePack already, and small.
