@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -133,3 +134,56 @@ async def test_each_connection_s_loads_take_turns(rig: Rig) -> None:
     assert [version.name for version in rig.service.models.table.all()] == ["m0", "own"]
     assert other.call("stats")["buffers"] == rig.thread.memory().get("buffers", 0)
     await load(rig, other, "m1")
+
+
+def copying(dims: list[Any], dimensions: dict[str, Any], axis: int = 0, **changes: Any) -> dict[str, Any]:
+    """Parameters of `model.load`: y = x, of bytes."""
+    tensor = {"data_type": "TYPE_UINT8", "dims": dims, "batch_dimension": axis}
+    found = {
+        "max_batch_size": 8,
+        "dynamic_batching": {},
+        "dimensions": dimensions,
+        "input": [{"name": "x", "pad_value": 7, **tensor}],
+        "output": [{"name": "y", **tensor}],
+        "node": [{"copy": ["x", "y"]}],
+        **changes,
+    }
+    return {"name": "copying", "config": found}
+
+
+async def copied(rig: Rig, client: InProcessClient, shape: list[int], **given: Any) -> Any:
+    given = given or {"data": bytes(math.prod(shape))}
+    return await call(rig, client, "model.infer", name="copying", inputs={"x": {"shape": shape, **given}})
+
+
+async def test_what_would_be_too_many_pieces_of_a_batch_is_refused(rig: Rig) -> None:
+    """Padding of the last dimension, or a batch dimension behind others: the loop puts each piece in its place."""
+    client = rig.client()
+    rows, columns = {"min": 1, "max": 2**24}, {"buckets": [1, 4]}
+    await call(rig, client, "model.load", **copying(["a", "b"], {"a": rows, "b": columns}))
+    most = 32_768 // 8 // 2  # of one sample, input and output
+    for shape in ([1, most, 2], [8, most, 2], [1, 100_000, 4], [1, 100_000, 1]):
+        await copied(rig, client, shape)
+    for shape in ([1, most + 1, 2], [8, most + 1, 2], [1, 1 << 20, 3]):
+        with pytest.raises(ServiceError, match=r"x: this request's bytes would be \d+ pieces of a batch, at most"):
+            await copied(rig, client, shape)
+    await call(rig, client, "model.load", **copying(["a"], {"a": rows}, axis=1))
+    await copied(rig, client, [100_000, 8])
+    with pytest.raises(ServiceError, match="batch dimension, first"):
+        await copied(rig, client, [100_000, 7])
+    alone = copying(["a", "b"], {"a": rows, "b": columns}, dynamic_batching=None)
+    await call(rig, client, "model.load", **alone)
+    await copied(rig, client, [1, 16_384, 2])
+
+
+async def test_what_would_be_too_many_copies_is_refused(rig: Rig) -> None:
+    client = rig.client()
+    buffer = client.buffer(1 << 20)
+    rows, columns = {"min": 1, "max": 2**24}, {"buckets": [1, 4]}
+    await call(rig, client, "model.load", **copying(["a", "b"], {"a": rows, "b": columns}))
+    await copied(rig, client, [1, 512, 2], buffer=buffer)
+    with pytest.raises(ServiceError, match="x: padding would take 513 copies, at most 512 are done"):
+        await copied(rig, client, [1, 513, 2], buffer=buffer)
+    await call(rig, client, "model.load", **copying(["a"], {"a": rows}, axis=1))
+    with pytest.raises(ServiceError, match="x: padding would take 513 copies, at most 512 are done"):
+        await copied(rig, client, [513, 1], buffer=buffer)

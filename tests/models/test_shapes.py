@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from models.test_definition import config
 
 from vkqueue.errors import InvalidError
 from vkqueue.models.definition import Definition
-from vkqueue.models.shapes import RequestShape, Shapes, gather, padding, scatter
+from vkqueue.models.shapes import RequestShape, Shapes, gather, padding, runs, scatter
 from vkqueue.models.tensors import Tensor
 
 
@@ -138,3 +139,27 @@ def test_much_padding_takes_no_memory() -> None:
     pieces = padding(b"\0\0\0\0", 1 << 30)
     assert sum(map(len, pieces)) == 1 << 30
     assert len({id(piece) for piece in pieces}) == 1
+
+
+def test_the_number_of_runs_is_known_without_them() -> None:
+    definition = Definition.from_map(
+        {
+            "name": "m",
+            "max_batch_size": 4,
+            "dynamic_batching": {},
+            "dimensions": {"a": {"buckets": [2, 4]}, "b": {"buckets": [3, 6]}},
+            "input": [
+                {"name": f"x{axis}", "data_type": "TYPE_UINT8", "dims": ["a", 2, "b"], "batch_dimension": axis}
+                for axis in range(4)
+            ],
+            "output": [{"name": "y", "data_type": "TYPE_UINT8", "dims": ["a", 2, "b"]}],
+            "node": [{"copy": ["x0", "y"]}],
+        }
+    )
+    shapes = Shapes(definition)
+    for samples, a, b in product((1, 3, 4), (1, 2, 3, 4), (1, 3, 5, 6)):
+        shape = RequestShape(samples, (a, b), (2 if a <= 2 else 4, 3 if b <= 3 else 6))
+        for tensor in definition.inputs.values():
+            whole = shapes.whole(tensor, 4, shape.group)
+            found = list(runs(whole, shapes.own(tensor, shape), tensor.batch_dimension, 0, 1))
+            assert shapes.runs(tensor, shape) == len(found), (shape, tensor)

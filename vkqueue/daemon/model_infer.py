@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _INPUT_KEYS = ("shape", "data", "buffer", "offset")
 _OUTPUT_KEYS = ("buffer", "offset")
+# Pieces of a full batch that requests' bytes make up, by padding between them. A piece takes the loop a microsecond or
+# two: a tenth of a second. Arbitrary beyond that.
+MAX_RUNS = 32_768
 # Shapes whose sizes are remembered. Arbitrary.
 _MAX_KNOWN = 4096
 
@@ -183,9 +186,14 @@ class InferReader:
         return Infer(None, 0, 0, shape, sizes, data, self._everything, False, 0, True)  # type: ignore[arg-type]
 
     def sizes(self, shape: RequestShape) -> Sizes:
-        """Bytes of its tensors."""
+        """Bytes of its tensors.
+
+        Raises:
+            InvalidError: they would be put into a batch in too many pieces.
+        """
         found = self._sizes.get(shape)
         if found is None:
+            self._check_runs(shape)
             outputs = {}
             for name, tensor in self._definition.outputs.items():
                 own = self.shapes.own(tensor, shape)
@@ -195,6 +203,19 @@ class InferReader:
                 self._sizes.clear()
             found = self._sizes[shape] = Sizes(inputs, outputs)
         return found
+
+    def _check_runs(self, shape: RequestShape) -> None:
+        """A batch is put together on the loop, a piece at a time."""
+        runs = {t.name: self.shapes.runs(t, shape) for t in (*self._tensors, *self._definition.outputs.values())}
+        most = self.shapes.share(MAX_RUNS, shape)
+        if sum(runs.values()) > max(most, len(runs)):
+            worst = max(runs, key=runs.__getitem__)
+            raise InvalidError(
+                f"{worst}: this request's bytes would be {sum(runs.values())} pieces of a batch, at most {most} are "
+                "put together; put dimensions that are padded, and the batch dimension, first, or send lengths that "
+                "are buckets",
+                {"tensor": worst},
+            )
 
     @staticmethod
     def _wrong_size(tensor: Tensor, shape: Any, size: int, came: int) -> InvalidError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -21,7 +22,9 @@ Shape = tuple[int, ...]
 
 # Arbitrary: combinations of shapes that are remembered.
 _MAX_KNOWN = 4096
-_ZEROS = bytes(64 << 10)
+_PATTERN_BYTES = 64 << 10
+# Runs of a request's bytes that cost less than the request itself. Arbitrary.
+_FEW_RUNS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Shapes:
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
+        self._together = definition.max_batch_size if definition.batching is not None else 0
         self._asked = [tensor for tensor in definition.inputs.values() if not tensor.of]
         self.names = tuple(tensor.name for tensor in self._asked)
         self._known: dict[Any, RequestShape] = {}
@@ -156,6 +160,18 @@ class Shapes:
         """The shape of a tensor of a request by itself, without padding."""
         return tensor.whole(shape.samples, self.sizes(shape.lengths), self._definition.batched)
 
+    def runs(self, tensor: Tensor, shape: RequestShape) -> int:
+        """In how many runs the bytes of a request's tensor lie in a batch with others, as far as they fit in."""
+        whole, part = self.whole(tensor, shape.samples, shape.group), self.own(tensor, shape)
+        cut = max((index for index in range(len(whole)) if part[index] != whole[index]), default=0)
+        if shape.samples < self._together:
+            cut = max(cut, tensor.batch_dimension)
+        return math.prod(part[:cut])
+
+    def share(self, most: int, shape: RequestShape) -> int:
+        """What one request may have of so many runs of a full batch; some it may have always."""
+        return max(most // max(self._together // shape.samples, 1), _FEW_RUNS)
+
     def whole(self, tensor: Tensor, batch: int, group: Shape) -> Shape:
         """The shape of a tensor of a batch."""
         return tensor.whole(batch, self.sizes(group), self._definition.batched)
@@ -217,11 +233,15 @@ def gather(tensor: Tensor, whole: Shape, parts: Sequence[tuple[Shape, Any]]) -> 
 
 
 def padding(element: bytes, size: int) -> list[bytes | memoryview]:
-    """So many bytes of an element, in pieces."""
-    if any(element):
-        return [element * (size // len(element))]
-    full, rest = divmod(size, len(_ZEROS))
-    return [_ZEROS] * full + ([memoryview(_ZEROS)[:rest]] if rest else [])
+    """So many bytes of an element, in pieces: what is padded to may be far larger than all that came."""
+    pattern = _pattern(element)
+    full, rest = divmod(size, len(pattern))
+    return [pattern] * full + ([memoryview(pattern)[:rest]] if rest else [])
+
+
+@lru_cache(maxsize=64)
+def _pattern(element: bytes) -> bytes:
+    return element * (_PATTERN_BYTES // len(element))
 
 
 def scatter(tensor: Tensor, whole: Shape, part: Shape, first: int, data: Any) -> Any:
