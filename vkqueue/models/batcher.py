@@ -4,7 +4,8 @@ state and time.
 With `instances` batches in flight nothing leaves; what comes meanwhile piles up. With fewer the batch that could leave
 is looked at, which is what fits of the first group (`queue`). It leaves
 
-- "predicted" or "full": when the next request does not fit, for its time on the device or for its size;
+- "predicted" or "full": when no further request fits, for its time on the device or for its size (with
+  `preserve_ordering` also "full": when the next is of another group);
 - "preferred": when it has, or passes, a preferred size; what is above the largest such size stays;
 - "idle" or "delay": when its oldest request has waited `max_queue_delay_microseconds`. Without such a delay that is at
   once: "idle" while nothing is in flight, else "delay";
@@ -81,6 +82,7 @@ class DynamicBatcher:
     cancelled, a batch came back) until it says something other than a batch.
 
     Args:
+        policy: the model's settings.
         max_batch_size: samples in a batch at most.
         instances: batches in flight at most.
         predictor: what is known of times on the device; needed for `max_batch_gpu_ms`.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vkqueue.errors import brief
-from vkqueue.models.nodes import Node, NodeReader, Number
+from vkqueue.models.nodes import WEIGHTS, Node, NodeReader, Number
 from vkqueue.models.policy import BatchingPolicy, batching_policy
 from vkqueue.models.reading import Numbers, Table, shown
 from vkqueue.models.tensors import Dimension, Tensor, read_tensors
@@ -84,6 +84,9 @@ class Definition:
         max_batch_size: samples of a launch; 0 where tensors have no batch dimension.
         max_batch_gpu_ms: how long a batch may take on the device, as far as predicted; 0 for no bound.
         batching: None: each request is a launch of its own.
+        instances: batches in flight at most.
+        version_policy: as the configuration has it, its defaults filled in. What is loaded by it `repository` decides,
+            which reads it by itself, before the rest is known to be right.
         temporaries: name → bytes.
         steps: of an ensemble, which has no nodes before it is flattened (ensemble.py).
         warmup: None where the configuration leaves it out.
@@ -262,7 +265,7 @@ def _graph(
     for index, item in enumerate(table.list("temporary", [])):
         each = Table(item, f"temporary[{index}]", ("name", "size"))
         name = each.text("name")
-        if name in temporaries or name in inputs or name in outputs or name.startswith("weights."):
+        if name in temporaries or name in inputs or name in outputs or name.startswith(WEIGHTS):
             raise each.error("name", f"{brief(name)}: a name is of one thing only, and not of weights")
         temporaries[name] = numbers.read(each.get("size"), each.where("size"))
     reader = NodeReader(numbers, kernels, {**inputs, **outputs, **temporaries})

@@ -28,6 +28,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_DIGITS = 19
 _FUNCTIONS: dict[str, tuple[int, int]] = {"min": (2, 16), "max": (2, 16), "ceil": (2, 2), "align": (2, 2)}
 """Least and most arguments."""
+RESERVED = frozenset({"batch", *_FUNCTIONS})
+"""Names that no dimension may have."""
 
 Sizes = Mapping[str, int]
 """A value for each dimension, and for `batch`."""
@@ -43,9 +45,15 @@ class _Token(NamedTuple):
 class Expression:
     """A checked expression.
 
+    Args:
+        text: at most `MAX_LENGTH` characters.
+
     Attributes:
         text: as it was given.
-        names: the dimensions in it.
+        names: the dimensions in it, and `batch`.
+
+    Raises:
+        InvalidError: it does not parse, or is longer or deeper than allowed; with its place in the text.
     """
 
     __slots__ = ("_value", "names", "text")
@@ -240,4 +248,4 @@ class _Parser:
         return value
 
 
-__all__ = ["MAX_DEPTH", "MAX_LENGTH", "MAX_VALUE", "Expression", "Sizes"]
+__all__ = ["MAX_DEPTH", "MAX_LENGTH", "MAX_VALUE", "RESERVED", "Expression", "Sizes"]

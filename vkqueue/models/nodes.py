@@ -14,6 +14,7 @@ Number: TypeAlias = Expression | int
 Scalar: TypeAlias = Expression | int | float
 
 WEIGHTS = "weights."
+"""What names of weights begin with, where nodes name memory."""
 _FORMS = ("kernel", "copy", "fill")
 _KEYS = {
     "kernel": ("kernel", "args", "scalars", "grid", "launch", "specialization", "label"),
@@ -24,7 +25,7 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Memory by its name; all of it, or a part."""
+    """Memory by its name: all of it, or a part, (offset, size) in bytes."""
 
     name: str
     part: tuple[Number, Number] | None = None
@@ -42,7 +43,8 @@ class Node:
         form: "kernel", "copy" or "fill".
         operands: the arguments; of a copy source and target; of a fill the target.
         kernel, scalars, grid, launch, specialization: of a kernel; what was left out is None.
-        value: of a fill.
+        named: whether `scalars` are (name, value), else values in the kernel's order.
+        value: of a fill, a 32-bit word.
     """
 
     form: str

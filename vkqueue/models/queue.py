@@ -86,8 +86,12 @@ class Group:
 
     Attributes:
         samples: of all of them.
+        count: how many.
         oldest_ns: receipt of the one that waited longest.
+        head: of the first that leaves, a number that is smaller the earlier its turn is.
+        key: by which it is known in the queue; with `preserve_ordering` one for all requests, whatever their group.
         candidate: whether it is to be looked at.
+        ticket: its place in the heap of candidates or in that of the others.
     """
 
     __slots__ = ("_ages", "_lanes", "_places", "candidate", "count", "head", "key", "oldest_ns", "samples", "ticket")

@@ -14,8 +14,8 @@ class Weight:
 
     Attributes:
         dtype: in safetensors' words: "F32", "BF16", "U8", … ("U8" for bytes of which nothing more is known).
-        data: bytes-like of the tensor's size, C order, little endian; of a file a view of its mapping. Or, from a
-            client, a range of one of its buffers.
+        shape: in elements.
+        data: bytes-like of the tensor's size, C order, little endian; of a file a view of its mapping.
     """
 
     dtype: str

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vkqueue.errors import InvalidError, brief
+from vkqueue.models.expression import RESERVED
+from vkqueue.models.nodes import WEIGHTS
 from vkqueue.models.reading import Table
 
 TYPES: dict[str, str] = {
@@ -27,7 +29,6 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_BUCKETS = 64  # arbitrary, as the two below: each bucket is a graph of its own
 _MAX_DIMS = 8
 _MAX_TENSORS = 256
-_FUNCTION_NAMES = frozenset({"batch", "min", "max", "ceil", "align"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Dimension:
 
     Attributes:
         buckets: rising; a request is padded up to the next. Empty: any length from `low` to `high`, without padding.
+        low, high: the least and the greatest length, both included.
     """
 
     name: str
@@ -45,9 +47,13 @@ class Dimension:
 
     @classmethod
     def read(cls, name: str, value: Any) -> Dimension:
-        """Raises InvalidError."""
+        """A dimension of the configuration.
+
+        Raises:
+            InvalidError: its name is none, or its bounds contradict each other; with the key.
+        """
         table = Table(value, f"dimensions.{name}", ("buckets", "min", "max"))
-        if not _IDENTIFIER.fullmatch(name) or name in _FUNCTION_NAMES:
+        if not _IDENTIFIER.fullmatch(name) or name in RESERVED:
             raise table.error("", "a dimension's name is letters, digits and _, and neither batch nor a function")
         if "buckets" not in table:
             low, high = table.integer("min", 1, 1), table.integer("max", low=1)
@@ -125,7 +131,7 @@ class Tensor:
         return (*lengths[: self.batch_dimension], batch, *lengths[self.batch_dimension :]) if batched else lengths
 
     def nbytes(self, batch: int, sizes: Mapping[str, int]) -> int:
-        """Bytes of it for so many samples."""
+        """Bytes of it for so many samples (1 where there is no batch dimension)."""
         return math.prod(self.lengths(sizes)) * batch * self.item_bytes
 
     def to_map(self, output: bool) -> dict[str, Any]:
@@ -163,8 +169,8 @@ def _read(value: Any, path: str, output: bool, dimensions: Mapping[str, Dimensio
     keys = ["name", "data_type", "dims", "batch_dimension", *(() if output else ("pad_value", "kind", "of"))]
     table = Table(value, path, keys)
     name = table.text("name")
-    if name.startswith("weights."):
-        raise table.error("name", f'{brief(name)}: names that begin with "weights." are those of weights')
+    if name.startswith(WEIGHTS):
+        raise table.error("name", f'{brief(name)}: names that begin with "{WEIGHTS}" are those of weights')
     if not output and table.text("kind", "", (LENGTHS,)):
         of = table.text("of")
         if dimensions is not None and of not in dimensions:
