@@ -63,6 +63,15 @@ def test_files_come_from_the_version_first(tmp_path: Path) -> None:
     assert source.config["weights"] == {"file": "w.safetensors"}
 
 
+def test_a_configuration_of_any_editor(tmp_path: Path) -> None:
+    """With a byte order mark, and with any line ends."""
+    model = complete(tmp_path)
+    plain = Repository(tmp_path).read("net").config
+    path = model / "config.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert Repository(tmp_path).read("net").config == plain
+
+
 def test_languages_by_the_end_of_the_name(tmp_path: Path) -> None:
     names = {"a.spv": "spirv", "b.comp": "glsl", "c.glsl": "glsl", "d.HLSL": "hlsl", "e.slang": "slang"}
     config = "".join(f'[[kernel]]\nname = "{n[0]}"\nfile = "{n}"\n' for n in names)

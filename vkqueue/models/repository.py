@@ -204,7 +204,7 @@ def _config(folder: _Folder, name: str | None) -> dict[str, Any]:
     if not os.path.lexists(path):
         raise NotFoundError(f"there is no {path}, which says what the model is")
     try:
-        config = tomllib.loads(_bytes(folder.inside(path, CONFIG), MAX_CONFIG_BYTES).decode())
+        config = tomllib.loads(_bytes(folder.inside(path, CONFIG), MAX_CONFIG_BYTES).decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML
         raise InvalidError(f"{path}: this is no TOML: {error}") from None
     own = config.get("name", name)
