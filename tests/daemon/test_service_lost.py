@@ -120,6 +120,30 @@ async def test_rule_35_38_a_batch_that_was_late_and_is_then_lost_is_answered_onc
     assert client.buffer()
 
 
+async def test_what_is_queued_behind_batches_that_never_end_is_answered(make_rig: Callable[..., Rig]) -> None:
+    """As many as may be in flight are past their limits: nobody knows whether another will ever be submitted."""
+    rig = make_rig(config={"batching": {"batch_timeout_s": 0.02, "batches_in_flight": 2}})
+    client, module, x, y = prepared(rig)
+    in_flight = [client.launch(module, x, y) for _ in range(2)]
+    queued = [client.launch(module, x, y), client.send("buffer.create", size=8)]
+    client.send("buffer.free", buffer=y)
+    for _ in in_flight:
+        rig.thread.late(JobTimeoutError("scripted"))
+        rig.thread.batches.rotate(1)
+    assert [client.code(msgid) for msgid in in_flight] == ["timeout"] * 2
+    for msgid in queued:
+        assert await client.answer(msgid) == "timeout"
+    later = client.send("buffer.read", buffer=x)
+    assert await client.answer(later) == "timeout", "it has its own time to wait for"
+    assert client.session.memory_bytes == 512, "what the batches use is not freed, nor is the turn to free it lost"
+    while rig.thread.batches:
+        rig.thread.finish()
+    assert client.session.memory_bytes == 256
+    rig.settle()
+    assert client.call("buffer.read", buffer=x) == {"data": bytes(256)}
+    assert client.session.open_jobs == 0
+
+
 async def test_rule_38_a_late_batch_is_answered_while_it_runs_and_stays(rig: Rig) -> None:
     client, module, x, y = prepared(rig)
     late = client.launch(module, x, y)

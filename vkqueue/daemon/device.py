@@ -16,23 +16,24 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vkqueue.errors import DeviceLostError, NotFoundError, ShuttingDownError, UnsupportedError, VkqueueError
+from vkqueue.daemon.answers import Answers
+from vkqueue.errors import (
+    DeviceLostError,
+    JobTimeoutError,
+    ShuttingDownError,
+    UnsupportedError,
+    VkqueueError,
+)
 from vkqueue.jobs.batcher import Batcher, Close, Wait
 from vkqueue.jobs.cost import Costs
 from vkqueue.jobs.pace import Pace
 from vkqueue.jobs.scheduler import Scheduler
 from vkqueue.jobs.stream import Stream
-from vkqueue.kernels.launches import Many
 from vkqueue.kernels.plan import Plan
 from vkqueue.kernels.requirements import unsupported
 from vkqueue.model import (
-    CREATE,
-    DISPATCH,
     FREE,
-    GRAPH,
     MANY,
-    READ,
-    ROW_MSGID,
     ROW_OP,
     ROW_OPTIONS,
     ROW_PAYLOAD,
@@ -47,7 +48,6 @@ from vkqueue.model import (
     Release,
     Row,
 )  # fmt: skip
-from vkqueue.wire.codec import pack
 
 if TYPE_CHECKING:
     from vkqueue.daemon.alarms import Alarm
@@ -60,9 +60,6 @@ log = logging.getLogger("vkqueue.daemon")
 
 # Arbitrary: fewer are not worth looking through.
 _FEW_KERNELS = 256
-
-_EMPTY = pack({})
-_NO_OUTPUTS = {DISPATCH: pack({"outputs": []}), GRAPH: pack({"outputs": {}})}
 
 
 class Device:
@@ -92,18 +89,18 @@ class Device:
         self._freeing: deque[tuple[int, int, int]] = deque()  # last batch that may use it, session, size
         self._frees_queued = 0
         self._serial = 0
-        self._touched: dict[int, Session] = {}
         self._timer: Alarm | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._timer_due_ns = self._deadline_due_ns = 0
+        self._stuck_timer: Alarm | None = None
         batching, limits = service.config.batching, service.config.limits
         self.costs = Costs(batching.max_batch_gpu_ms, batching.max_batch_jobs)
         self.scheduler = Scheduler(limits.max_queued_jobs, self.costs)
         self.batcher = Batcher(batching.max_batch_jobs, batching.max_batch_delay_us, batching.batches_in_flight)
         self.pace = Pace()
-        self._finished_ns = 0  # of the newest batch that is over
-        self._concluded: list[Row] = []  # of the batch being answered, its rows of many launches that were done
+        self.finished_ns = 0  # of the newest batch that is over
         self.stream: Stream | None = None
+        self._answers = Answers(service, self)
 
     # Life
 
@@ -148,7 +145,7 @@ class Device:
                 self.service.device_event(self, event)
         self.service.settle()
         # Written here and now: another turn of the loop first would cost a lone job a tenth of its time.
-        touched, self._touched = self._touched, {}
+        touched, self._answers.touched = self._answers.touched, {}
         for session in touched.values():
             session.flush()
 
@@ -175,7 +172,7 @@ class Device:
         for serial in list(self._in_flight):
             batch = self._in_flight.pop(serial)
             if serial not in self._answered:  # else its rows got `timeout`
-                self._answer_batch(Completion(batch, errors=dict.fromkeys(range(len(batch.rows)), error), lost=True))
+                self._answers.batch(Completion(batch, errors=dict.fromkeys(range(len(batch.rows)), error), lost=True))
         self._answered.clear()
         self._return_memory()
         self.memory_bytes = 0
@@ -310,11 +307,44 @@ class Device:
                         self._timer.cancel()
                     self._timer_due_ns = decision.until_ns
                     self._timer = self.service.alarms.at(decision.until_ns, self._timer_fired)
+                elif self._answered:
+                    self._watch_stuck()
                 return
 
     def _timer_fired(self) -> None:
         self._timer = None
         self.pump()
+
+    # A device on which nothing ends
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether as many batches as may be in flight are past their limits, so that no other can be submitted."""
+        return len(self._answered) == len(self._in_flight) >= self.service.config.batching.batches_in_flight
+
+    def _watch_stuck(self) -> None:
+        if self._stuck and self.scheduler.queued and self._stuck_timer is None:
+            limit_ns = int(self.service.config.batching.batch_timeout_s * 1e9)
+            self._stuck_timer = self.service.alarms.at(time.monotonic_ns() + limit_ns, self._still_stuck)
+
+    def _still_stuck(self) -> None:
+        """What is queued gets the answer that it can get: nobody knows whether its turn will ever come."""
+        self._stuck_timer = None
+        if not self._stuck:
+            return
+        limit = self.service.config.batching.batch_timeout_s
+        error = JobTimeoutError(
+            f"not started: {len(self._in_flight)} batches are past their time limit and still on the device, which has "
+            f"finished nothing for {limit:g} s more; see the daemon's log, and try again when it works",
+            {"limit_s": limit},
+        )
+        for row in self.scheduler.drain():
+            if row[ROW_OP] == FREE:
+                self._frees_queued -= 1
+                self.queue_free(row)
+            else:
+                self._fail_row(row, error)
+        self.service.settle()
 
     def _post(self, rows: list[Row], reason: str, now: int) -> None:
         frees: list[Row] = []
@@ -457,135 +487,15 @@ class Device:
             self.counters["batches"] += 1
             self.counters["submits"] += completion.submits
         if serial not in self._answered:
-            self._answer_batch(completion)
+            self._answers.batch(completion)
         if completion.final:
-            self.costs.finished(completion, completion.finished_ns - max(completion.submitted_ns, self._finished_ns))
-            self._finished_ns = completion.finished_ns
+            self.costs.finished(completion, completion.finished_ns - max(completion.submitted_ns, self.finished_ns))
+            self.finished_ns = completion.finished_ns
             self._answered.discard(serial)
             self._return_memory()
         else:
             self._answered.add(serial)
-
-    def _answer_batch(self, completion: Completion) -> None:
-        """One pass over the rows: each gets its one answer; each connection is woken once a run of its rows."""
-        rows = completion.batch.rows
-        launches = self.counters["launches"]
-        special = completion.errors.keys() | completion.results.keys()
-        plain: list[int] = []  # msgids of a run of launches with nothing to say but that they are done
-        of = kind = None
-        for i, row in enumerate(rows):
-            op = row[2]
-            if row[0] != of or op != kind:
-                if plain:
-                    self._answer_plain(of, plain, kind)
-                    plain = []
-                of, kind = row[0], op
-            # A launch without options (9) and payload (7). Numbers instead of names: this runs once per job.
-            if (op == DISPATCH or op == GRAPH) and row[9] is None and row[7] is None and i not in special:
-                plain.append(row[1])
-                continue
-            if plain:
-                self._answer_plain(of, plain, kind)
-                plain = []
-            self._answer_special(row, completion, i)
-        if plain:
-            self._answer_plain(of, plain, kind)
-        if self._concluded:
-            self._learn(completion, self.counters["launches"] - launches)
-        failed = len(completion.errors)
-        self.counters["jobs_failed"] += failed
-        self.counters["jobs_completed"] += len(rows) - failed
-
-    def _learn(self, completion: Completion, launches: int) -> None:
-        """How long launches take, of a batch with so many of them."""
-        rows, self._concluded = self._concluded, []
-        spent = completion.finished_ns - max(completion.submitted_ns, self._finished_ns)
-        for row in rows:
-            self.pace.took(row[ROW_TARGET], row[ROW_PAYLOAD].job.groups, spent // launches)
-
-    def _answer_plain(self, of: int | None, msgids: list[int], op: Any) -> None:
-        if op == DISPATCH:
-            self.counters["launches"] += len(msgids)
-        session = self.service.sessions.get(of) if of is not None else None
-        if session is None:
-            return
-        session.open_jobs -= len(msgids)
-        if session.tracks_requests:
-            for msgid in msgids:
-                self.service.request_done(session, msgid, True)
-        session.conn.respond_alike(msgids, _NO_OUTPUTS[op])
-        self._touched[session.id] = session
-
-    def _answer_special(self, row: Row, completion: Completion, i: int) -> None:
-        if row[ROW_OP] == MANY:
-            if not self._concludes(row, completion, i):
-                return
-        elif row[ROW_OP] == DISPATCH and i not in completion.errors:
-            self.counters["launches"] += 1
-        session = self.service.sessions.get(row[ROW_SESSION])
-        if session is None:
-            return
-        if i in completion.errors:
-            self.service.job_failed(session, row, _for_client(completion.errors[i]))
-            return
-        self.service.row_done(session, row)
-        if session.tracks_requests:
-            self.service.request_done(session, row[ROW_MSGID], True)
-        self._answer_row(session, row, completion, i)
-        self._touched[session.id] = session
-
-    def _concludes(self, row: Row, completion: Completion, i: int) -> bool:
-        """Of a part of many launches: whether the request is answered by it: it is the last, or the first to fail."""
-        many: Many = row[ROW_PAYLOAD]
-        job, failed = many.job, i in completion.errors
-        if not failed:
-            self.counters["launches"] += many.count
-            self._concluded.append(row)
-            job.submitted_ns = job.submitted_ns or completion.submitted_ns
-            job.device_us += completion.device_us.get(i, 0)
-        if job.over or not (failed or many.last):
-            self.counters["jobs_failed" if failed else "jobs_completed"] -= 1  # it is counted with its batch's rows
-            return False
-        job.over = True
-        if failed:
-            self.scheduler.drop_rest(row[ROW_SESSION], row[ROW_MSGID])
-        return True
-
-    def _answer_row(self, session: Session, row: Row, completion: Completion, i: int) -> None:
-        """An answer with something in it."""
-        op, msgid = row[ROW_OP], row[ROW_MSGID]
-        if op == READ:
-            session.conn.respond(msgid, {"data": completion.results[i][0]})
-        elif op == CREATE:
-            self.service.buffer_created(session, row)
-        elif op in _NO_OUTPUTS:
-            outputs: Any = completion.results.get(i, [])
-            if op == GRAPH:
-                outputs = dict(zip(row[ROW_TARGET].results, outputs, strict=True))
-            times = self._times(row, completion, completion.submitted_ns, completion.device_us.get(i))
-            session.conn.respond(msgid, {"outputs": outputs, **times})
-        elif op == MANY:
-            job = row[ROW_PAYLOAD].job
-            device_us = job.device_us if i in completion.device_us else None
-            session.conn.respond(
-                msgid, {"count": job.total, **self._times(row, completion, job.submitted_ns, device_us)}
-            )
-        else:
-            session.conn.respond_packed(msgid, _EMPTY)
-
-    def _times(self, row: Row, completion: Completion, submitted: int, device_us: int | None) -> dict[str, Any]:
-        """What an answer has more where times were asked for."""
-        if row[ROW_OPTIONS] is None or not row[ROW_OPTIONS].timing:
-            return {}
-        started = row[ROW_STAMP]
-        return {
-            "timing": {
-                "queued_us": max((submitted - started) // 1000, 0),
-                "device_us": device_us,
-                "total_us": max((completion.finished_ns - started) // 1000, 0),
-            },
-            "device": self.index,
-        }
+            self._watch_stuck()
 
     def stats(self) -> dict[str, Any]:
         """This device's part of the `stats` answer."""
@@ -605,10 +515,3 @@ class Device:
             "batch_sizes": {str(size): n for size, n in self.batcher.sizes.items()},  # keys on the wire are strings
             "gpu_time": self.costs.stats(),
         }
-
-
-def _for_client(error: VkqueueError) -> VkqueueError:
-    """A device's error without the daemon's own numbers for buffers, which a client would take for handles."""
-    if error.code == "not_found" and error.data is not None and "buffer" in error.data:
-        return NotFoundError("a buffer of this job is not there: its creation failed, or was cancelled")
-    return error
