@@ -174,8 +174,8 @@ class Models:
             The versions that were loaded.
 
         Raises:
-            VkqueueError: why one could not be loaded. Those before it (in rising order) are loaded then; those behind it,
-                and those that would be unloaded, stay as they were.
+            VkqueueError: why one could not be loaded. Those before it (in rising order) are loaded then; those behind
+                it, and those that would be unloaded, stay as they were.
         """
         if number is not None or self.repository is None:
             return [(await self.load_stored(name, number or 1, device)).number]
