@@ -14,7 +14,7 @@ from support.inprocess import InProcessClient, Rig, ServiceError, axpy
 
 from vkqueue.errors import JobTimeoutError, OutOfDeviceMemoryError
 from vkqueue.jobs.pace import PART_NS, Pace
-from vkqueue.model import MANY, ROW_MSGID, ROW_OP, ROW_PAYLOAD, Batch, Completion
+from vkqueue.model import MANY, ROW_MSGID, ROW_OP, ROW_PAYLOAD, Batch, Completion, Row
 
 PART = PART_NS // Pace().launch_ns(1, 1)
 """Launches of a kernel in one part, as long as it is not known how long they take."""
@@ -229,20 +229,29 @@ async def test_handles_that_name_no_buffer(rig: Rig) -> None:
     assert client.code(client.send("dispatch_many", **many(999, x, y, 3))) == "not_found"
 
 
-async def test_parts_are_as_large_as_their_time_allows(rig: Rig) -> None:
+@pytest.mark.parametrize("measured", [False, True])
+async def test_parts_are_as_large_as_their_time_allows(rig: Rig, measured: bool) -> None:
+    """That of the launches alone, where the device tells; else they are taken for all that the batch did."""
     client, module, x, y = prepared(rig, LARGE)
 
     as_ever = rig.thread.completion
     launch_us = 0
+    others_ns = 50_000_000 if measured else 0
 
     def completion(batch: Batch, *more: Any) -> Completion:
-        """Launches take so long; batches follow one another without a gap."""
+        """Launches take so long, and what else there is; batches follow one another without a gap."""
         nonlocal clock
         done = as_ever(batch, *more)
         done.submitted_ns = clock
-        done.finished_ns = clock = clock + sum(row[ROW_PAYLOAD].count for row in batch.rows) * launch_us * 1000
+        done.finished_ns = clock = clock + others_ns + sum(map(took_ns, batch.rows))
+        if not measured:
+            done.spent_ns = {}
         return done
 
+    def took_ns(row: Row) -> int:
+        return int(row[ROW_PAYLOAD].count) * launch_us * 1000
+
+    rig.thread.row_ns = took_ns
     clock = 10**18
     rig.thread.completion = completion  # type: ignore[method-assign]
 

@@ -46,6 +46,12 @@ def test_the_first_batch_is_timed_and_one_in_so_many() -> None:
     assert [number for number in range(200) if costs.wants_times()] == [0, 64, 128, 192]
 
 
+def test_without_a_bound_nothing_is_learned_of_batches_that_are_timed_for_another_reason() -> None:
+    costs = Costs(0, JOBS)
+    over(costs, [row(FAST), row(SLOW)], US, 2 * MS)
+    assert not costs.slow and costs.row_ns(row(SLOW)) == 0 and not costs.wants_times()
+
+
 def test_the_one_behind_a_long_one_is_timed() -> None:
     costs = Costs(10, JOBS)
     costs.wants_times()

@@ -44,7 +44,7 @@ class Answers:
         self._service = service
         self._device = device
         self._counters = device.counters
-        self._concluded: list[Row] = []  # of the batch being answered, its rows of many launches that were done
+        self._concluded: list[int] = []  # of the batch being answered, indices of many launches that were done
         self.touched: dict[int, Session] = {}
 
     def batch(self, completion: Completion) -> None:
@@ -78,11 +78,15 @@ class Answers:
         self._counters["jobs_completed"] += len(rows) - failed
 
     def _learn(self, completion: Completion, launches: int) -> None:
-        """How long launches take, of a batch with so many of them."""
-        rows, self._concluded = self._concluded, []
+        """How long launches take, of a batch with so many of them: by what was measured of each row; where nothing is,
+        they are taken for all that the batch did."""
+        concluded, self._concluded = self._concluded, []
         spent = completion.finished_ns - max(completion.submitted_ns, self._device.finished_ns)
-        for row in rows:
-            self._device.pace.took(row[ROW_TARGET], row[ROW_PAYLOAD].job.groups, spent // launches)
+        for index in concluded:
+            row = completion.batch.rows[index]
+            many, measured = row[ROW_PAYLOAD], completion.spent_ns.get(index)
+            each = spent // launches if measured is None else measured // many.count
+            self._device.pace.took(row[ROW_TARGET], many.job.groups, each)
 
     def _plain(self, of: int | None, msgids: list[int], op: Any) -> None:
         if op == DISPATCH:
@@ -121,7 +125,7 @@ class Answers:
         job, failed = many.job, i in completion.errors
         if not failed:
             self._counters["launches"] += many.count
-            self._concluded.append(row)
+            self._concluded.append(i)
             job.submitted_ns = job.submitted_ns or completion.submitted_ns
             job.device_us += completion.device_us.get(i, 0)
         if job.over or not (failed or many.last):

@@ -300,7 +300,9 @@ class Device:
             queued = scheduler.ready + scheduler.launches
             decision = self.batcher.decide(queued, scheduler.oldest_ns, len(self._in_flight), now)
             if type(decision) is Close:
-                self._post(scheduler.take(decision.count, now), decision.reason, now)
+                launches = scheduler.launches
+                rows = scheduler.take(decision.count, now)
+                self._post(rows, decision.reason, now, many=scheduler.launches != launches)
             else:
                 if type(decision) is Wait and (self._timer is None or decision.until_ns < self._timer_due_ns):
                     if self._timer is not None:
@@ -346,7 +348,7 @@ class Device:
                 self._fail_row(row, error)
         self.service.settle()
 
-    def _post(self, rows: list[Row], reason: str, now: int) -> None:
+    def _post(self, rows: list[Row], reason: str, now: int, *, many: bool) -> None:
         frees: list[Row] = []
         if self._frees_queued:
             frees = [row for row in rows if row[ROW_OP] == FREE]
@@ -356,7 +358,7 @@ class Device:
             assert self.stream is not None and self._thread is not None
             self.batcher.count(reason, len(rows))
             batch = self.stream.make_batch(rows, self._serial, reason, now)
-            batch.timed = self.costs.wants_times()
+            batch.timed = self.costs.wants_times() or many  # how many launches leave at once hangs on what they take
             self._in_flight[self._serial] = batch
             self._thread.post(batch)
         if frees:

@@ -71,6 +71,8 @@ class Costs:
 
     def finished(self, completion: Completion, took_ns: int) -> None:
         """A batch is over, and had the device to itself for so long."""
+        if not self.bound_ns:
+            return
         if completion.spent_ns:
             self._learn(completion)
         elif took_ns * _LONG > self.bound_ns or (completion.batch.timed and not completion.submits):
