@@ -34,6 +34,7 @@ from vkqueue.errors import (
     UnsupportedError,
     VkqueueError,
 )
+from vkqueue.wire.forms import Filled
 from vkqueue.wire.framing import Limits
 from vkqueue.wire.messages import check
 from vkqueue.wire.session import ServerConnection
@@ -72,8 +73,9 @@ class Session(GraphSession, ModelSession):
         self.queue: deque[tuple[int, str, dict[str, Any]]] = deque()
         self.failed: set[int] = set()
 
-    def take(self, requests: list[tuple[int, str, dict[str, Any]]]) -> None:
-        for msgid, method, params in requests:
+    def take(self, requests: list[tuple[int, str, Any]]) -> None:
+        for msgid, method, given in requests:
+            params: dict[str, Any] = given.whole() if type(given) is Filled else given
             self.daemon.log.append((method, params))
             if method == "hello":
                 self.conn.respond(msgid, self.greeting())
