@@ -25,18 +25,22 @@ _WARM_UP = 5
 QUANTILES = (50, 95, 99)
 
 Point = dict[str, Any]
+"""What was measured of a model under so many `clients`: `requests_per_s`, `samples_per_s`, latencies from sending to
+the answer (`p50_us`, `p95_us`, `p99_us`), `samples_per_batch`; and counted, of the daemon's batches `batch_sizes` (by
+samples) and `closed` (by reason), of requests `errors`."""
 Say = Callable[[str], None]
+"""Gets a line on what is being measured."""
 
 
 class Generators:
     """Processes that put load on a model; a client is a connection of one of them.
 
     Args:
-        clients: in all.
+        clients: in all, shared out evenly.
         processes: at most; each costs memory and has to be on a core to be of use.
 
     Raises:
-        InternalError: one does not start; says why.
+        InternalError: when entered: one does not start; says why.
     """
 
     def __init__(
@@ -168,6 +172,9 @@ def both(gpu: Client, folder: Path, version: int | None, device: int | None) -> 
     Returns:
         "batched" and "unbatched" → the names that they have at the daemon. A model without a batch dimension has only
         the second, one that has no `dynamic_batching` the batcher's defaults.
+
+    Raises:
+        VkqueueError: the folder is wrong, or does not load.
     """
     loaded: dict[str, str] = {}
     try:

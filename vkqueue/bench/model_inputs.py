@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vkqueue.client.model import BaseModel, ModelTensor
+from vkqueue.client.model import BaseModel, ModelTensor, bounds
 from vkqueue.errors import InvalidError
 
 INTEGERS = (0, 99)
 """Integers are from here, both included, unless something else is asked for. Arbitrary: as indices into tables they are
 in range of most."""
 FLOATS = (-1.0, 1.0)
-"""Other numbers are, the end not included."""
+"""Other numbers are from here, the end not included. Arbitrary: of the size of what networks take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +85,15 @@ class Inputs:
             )
 
     def _bounds(self, name: str) -> tuple[int, int]:
-        dimension = self._model.config.get("dimensions", {}).get(name, {})
-        low, high = dimension.get("min", 1), dimension.get("max") or max(dimension.get("buckets") or [0])
+        low, high = bounds(self._model.config, name)
         if name not in self._wanted.dimensions:
-            if not high:
+            if high == math.inf:
                 raise InvalidError(
                     f"the model does not say how large {name!r} may be: give --dimension {name}=LOW:HIGH"
                 )
-            return low, high
+            return low, int(high)
         first, last = self._wanted.dimensions[name]
-        if not low <= first <= last <= (high or last):
+        if not low <= first <= last <= high:
             raise InvalidError(f"{name} from {first} to {last}: the model takes {low} to {high}")
         return first, last
 

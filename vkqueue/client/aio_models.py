@@ -10,7 +10,7 @@ import anyio.to_thread
 
 from vkqueue.client.array import BaseDeviceArray, Handle
 from vkqueue.client.core import Core
-from vkqueue.client.model import BaseModel, ModelInfo, newest
+from vkqueue.client.model import BaseModel, ModelInfo, newest, which
 from vkqueue.client.model_source import KernelCode, LoadPlan, WeightData, plan
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class AsyncModels:
 
     async def model(self, name: str, version: int | None = None) -> AsyncModel:
         """A model that the daemon has; see `vkqueue.Client.model`."""
-        params = {"name": name} | ({} if version is None else {"version": version})
-        return AsyncModel(self, name, version, await self._start(self.core.control, "model.config", params, dict))
+        config = await self._start(self.core.control, "model.config", which(name, version), dict)
+        return AsyncModel(self, name, version, config)
 
     async def models(self) -> list[ModelInfo]:
         """All versions of all models, also those that could not be loaded, with the reason."""
@@ -125,8 +125,7 @@ class AsyncModels:
 
     async def unload_model(self, name: str, version: int | None = None) -> None:
         """Unload a model, or one version of it, for all clients; see `vkqueue.Client.unload_model`."""
-        params = {"name": name} | ({} if version is None else {"version": version})
-        await self._start(self.core.request, "model.unload", params)
+        await self._start(self.core.request, "model.unload", which(name, version))
 
     async def _settle(self, read: list[Handle], written: Sequence[Handle] = ()) -> None:
         """Wait for what was started and is in the way (see `Requests.settling`); raise why one could not be made."""

@@ -140,6 +140,8 @@ class Inference:
     """A request ready to be sent.
 
     Attributes:
+        params: of `model.infer`.
+        decode: makes of its result what `infer` returns.
         read, written: of the device arrays that it names; what else writes or uses them has to be done before it is
             sent.
     """
@@ -159,7 +161,7 @@ class BaseModel:
     """A model of the daemon's: what it takes, and how to call it.
 
     Attributes:
-        name
+        name: as the daemon knows it.
         version: the version that is called; None for the latest that is ready, whichever that is.
         config: the whole configuration with its defaults, as it was when this object was made; by Triton's names.
         inputs, outputs: by name. Inputs that the daemon makes (`kind = "LENGTHS"`) are not among them.
@@ -176,10 +178,6 @@ class BaseModel:
         asked = [wire for wire in config["input"] if not wire.get("kind")]
         self.inputs = {wire["name"]: ModelTensor.from_wire(wire, batched) for wire in asked}
         self.outputs = {wire["name"]: ModelTensor.from_wire(wire, batched) for wire in config["output"]}
-
-    def _params(self) -> dict[str, Any]:
-        """What names it in a request."""
-        return {"name": self.name} | ({} if self.version is None else {"version": self.version})
 
     def _prepare(
         self,
@@ -198,7 +196,7 @@ class BaseModel:
         sizes: dict[str, int] = {}
         read: list[Handle] = []
         written: list[BaseDeviceArray] = []
-        params = self._params() | {"inputs": self._inputs(given, sizes, read)}
+        params = which(self.name, self.version) | {"inputs": self._inputs(given, sizes, read)}
         if outputs is not None:
             params["outputs"] = self._wanted(outputs, sizes, written)
         for key, value in (("priority", priority), ("timeout_us", _microseconds(timeout)), ("timing", timing or None)):
@@ -268,13 +266,8 @@ class BaseModel:
     def _allows(self, name: str, size: int) -> bool:
         if name == "batch":
             return 1 <= size <= self.max_batch_size
-        low, high = self._bounds(name)
+        low, high = bounds(self.config, name)
         return low <= size <= high
-
-    def _bounds(self, name: str) -> tuple[int, int | float]:
-        """What a dimension may be; of an ensemble's the daemon alone may know."""
-        dimension = self.config.get("dimensions", {}).get(name, {})
-        return dimension.get("min", 1), dimension.get("max") or max(dimension.get("buckets") or [math.inf])
 
     def _expected(self, want: int | str, sizes: Mapping[str, int], got: int) -> str:
         if isinstance(want, int):
@@ -283,7 +276,7 @@ class BaseModel:
             return f"another input has {want} = {sizes[want]}"
         if want == "batch":
             return f"a request has 1 to {self.max_batch_size} samples (max_batch_size); send more by several requests"
-        low, high = self._bounds(want)
+        low, high = bounds(self.config, want)
         return f"{want} may be {low} to {high}"
 
     def _wanted(
@@ -345,6 +338,19 @@ class BaseModel:
         version = "" if self.version is None else f" {self.version}"
         inputs, outputs = ("; ".join(map(str, side.values())) for side in (self.inputs, self.outputs))
         return f"<{type(self).__name__} {self.name!r}{version}: {inputs} → {outputs}>"
+
+
+def which(name: str, version: int | None) -> dict[str, Any]:
+    """The parameters that name a version of a model; if None the daemon chooses."""
+    return {"name": name} | ({} if version is None else {"version": version})
+
+
+def bounds(config: Mapping[str, Any], name: str) -> tuple[int, int | float]:
+    """The least and the greatest length of a model's dimension, both included. The greatest is infinite where the
+    configuration does not tell: of an ensemble that is being loaded.
+    """
+    dimension = config.get("dimensions", {}).get(name, {})
+    return dimension.get("min", 1), dimension.get("max") or max(dimension.get("buckets") or [math.inf])
 
 
 def newest(statistics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vkqueue.client.array import Array, BaseDeviceArray, Handle, host_array, host_bytes
+from vkqueue.client.model import which
 from vkqueue.client.module import BaseModule, Source, load_params
 from vkqueue.errors import InvalidError, brief
 from vkqueue.models.repository import read_model
@@ -35,7 +36,8 @@ class Chunk:
     """A buffer to be made: tensors one behind the other.
 
     Attributes:
-        names, parts: which, and where the bytes of each go.
+        size: bytes of the buffer.
+        names, parts: which tensors, and for each the offset in the buffer, in bytes, and what goes there.
     """
 
     size: int = 0
@@ -113,11 +115,11 @@ def plan(
         if kernels is not None or weights is not None:
             raise InvalidError("kernels and weights go with a config; a folder or the daemon's repository has its own")
         if not _is_path(name):
-            return LoadPlan({"name": name} | ({} if version is None else {"version": version}) | options)
+            return LoadPlan(which(str(name), version) | options)
         return _from_folder(Path(name), version, options, payload)
     if not isinstance(name, str):
         raise InvalidError(f"expected the model's name as a string with a config, got {brief(name)}")
-    params = {"name": name, "config": dict(config)} | ({} if version is None else {"version": version}) | options
+    params = which(name, version) | {"config": dict(config)} | options
     found = LoadPlan(params)
     for key, code in (kernels or {}).items():
         if isinstance(code, BaseModule):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from vkqueue.client.array import BaseDeviceArray, Handle
 from vkqueue.client.core import Core
 from vkqueue.client.link import Link
-from vkqueue.client.model import BaseModel, ModelInfo, newest
+from vkqueue.client.model import BaseModel, ModelInfo, newest, which
 from vkqueue.client.model_source import KernelCode, LoadPlan, WeightData, plan
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ class Models:
         Raises:
             NotFoundError: it has none of that name or version.
         """
-        params = {"name": name} | ({} if version is None else {"version": version})
-        return Model(self, name, version, self._call(self.core.control, "model.config", params, dict))
+        return Model(self, name, version, self._call(self.core.control, "model.config", which(name, version), dict))
 
     def models(self) -> list[ModelInfo]:
         """All versions of all models, also those that could not be loaded, with the reason."""
@@ -166,8 +165,7 @@ class Models:
         Raises:
             NotFoundError: the daemon has no such model.
         """
-        params = {"name": name} | ({} if version is None else {"version": version})
-        self._call(self.core.request, "model.unload", params)
+        self._call(self.core.request, "model.unload", which(name, version))
 
     def _settle(self, read: list[Handle], written: Sequence[Handle] = ()) -> None:
         """Wait for what was started and is in the way (see `Requests.settling`); raise why one could not be made."""
