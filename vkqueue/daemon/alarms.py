@@ -22,7 +22,11 @@ _SPEC = struct.Struct("@llll")  # struct itimerspec: interval, value; each secon
 
 
 class Alarm:
-    """A callback at a time; `cancel` does nothing to one that is over."""
+    """A callback at a time, made by `Alarms.at`.
+
+    Attributes:
+        over: whether it has gone off or was cancelled.
+    """
 
     __slots__ = ("callback", "over")
 
@@ -31,10 +35,12 @@ class Alarm:
         self.over = False
 
     def cancel(self) -> None:
+        """It does not call back any more, also if it has gone off and the loop has not come to it yet."""
         self.over = True
         self.callback = _nothing
 
     def ring(self) -> None:
+        """Call back; for `Alarms`."""
         self.callback()
 
 
@@ -53,7 +59,7 @@ class Alarms:
         self._loop: asyncio.AbstractEventLoop
 
     def at(self, due_ns: int, callback: Callable[[], None]) -> Alarm:
-        """Call back on the running loop at a time of `time.monotonic_ns`, soon if it is over."""
+        """Call back on the running loop at a time of `time.monotonic_ns`, never before it; soon if it has passed."""
         alarm = Alarm(callback)
         self._order += 1
         self._heap.push(due_ns, self._order, alarm)

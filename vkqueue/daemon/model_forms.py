@@ -20,7 +20,7 @@ class Known:
 
     Attributes:
         name, version: of the model, as they were given.
-        serving: the number of what took it.
+        serving: the id of what took it.
         order: of the model's inputs, the place of each among the bins.
     """
 
@@ -58,7 +58,7 @@ class ModelForms:
             return False
         try:
             serving = self._table.serving(known.name, known.version)
-            if serving.number != known.serving:
+            if serving.id != known.serving:
                 return False
             bins = filled.bins
             data = [bins[place] for place in known.order]
@@ -83,7 +83,7 @@ class ModelForms:
         params = filled.whole()
         order = [filled.form.names.index(name) for name in serving.input_names]
         filled.form.memo = Known(
-            params["name"], params.get("version"), serving.number, request.payload, order, request.priority,
+            params["name"], params.get("version"), serving.id, request.payload, order, request.priority,
             params.get("timeout_us") or 0,
         )  # fmt: skip
 

@@ -47,7 +47,12 @@ _T = TypeVar("_T")
 
 
 class Lane:
-    """Memory of a batch in flight: the arena for temporaries, and that for inputs and outputs."""
+    """Memory of a batch in flight.
+
+    Attributes:
+        arena: for temporaries; None before a shape needs any.
+        ends: for inputs and outputs; None likewise.
+    """
 
     __slots__ = ("arena", "ends", "number")
 
@@ -61,6 +66,9 @@ class Shape:
     """The graph of one shape.
 
     Attributes:
+        batch: samples.
+        group: lengths of the dimensions, in the model's order (buckets, where there are any).
+        template: the graph's, before memory is bound to it.
         places: input or output → place index.
         instances: by lane and the names that are not inline.
     """
@@ -80,6 +88,11 @@ class ModelGraphs:
 
     Args:
         codes: kernel → its module and entry point.
+
+    Attributes:
+        session: owner of the weights' and lanes' buffers, and of all rows.
+        lanes: as many as batches may be in flight.
+        lane_error: why a lane's memory could not be made, as long as no attempt has been made since.
     """
 
     def __init__(
@@ -199,7 +212,12 @@ class ModelGraphs:
         return self._keep(self._made(batch, group, params))
 
     async def prepare(self, batch: int, group: tuple[int, ...]) -> Shape:
-        """As `ready`, with its kernels."""
+        """As `ready`, with its kernels, and for a graph of any size.
+
+        Raises:
+            VkqueueError: the shape has no graph, or one of its kernels cannot be built.
+            DeviceLostError: the model was closed meanwhile.
+        """
         params = await self._aside(partial(self._instantiated, batch, group))
         nodes = {_kernel_key(node): node for node in params["nodes"] if "kernel" in node}
         for key, node in nodes.items():
@@ -354,20 +372,4 @@ def _kernel_key(node: Mapping[str, Any]) -> Any:
     return node["kernel"], tuple(sorted(given.items())) if given else ()
 
 
-def entry_of(code: Code, name: str, entry: str | None) -> str:
-    """The entry point of a model's kernel.
-
-    Raises:
-        InvalidError: there is none of the name, or several and no name.
-    """
-    there = code.analysis["kernels"]
-    if entry is not None:
-        if entry not in there:
-            raise InvalidError(f"kernel {name!r}: no entry point {entry!r}; there are {', '.join(sorted(there))}")
-        return entry
-    if len(there) != 1:
-        raise InvalidError(f"kernel {name!r}: entry: the module has several, name one of {', '.join(sorted(there))}")
-    return str(next(iter(there)))
-
-
-__all__ = ["Lane", "ModelGraphs", "Shape", "entry_of"]
+__all__ = ["Lane", "ModelGraphs", "Shape"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vkqueue.daemon.model_graphs import ModelGraphs, entry_of
+from vkqueue.daemon.model_graphs import ModelGraphs
 from vkqueue.daemon.model_serving import Serving
 from vkqueue.daemon.model_session import ModelSession
 from vkqueue.daemon.model_statistics import ModelStatistics
@@ -148,7 +148,23 @@ async def _code(service: Service, kernel: KernelSource) -> tuple[Code, str]:
         result = await called_back(partial(service.modules.load_source, text, how))
     if isinstance(result, VkqueueError):
         raise type(result)(f"kernel {kernel.name!r} ({kernel.path}): {result.message}", result.data) from result
-    return result, entry_of(result, kernel.name, kernel.entry)
+    return result, _entry_of(result, kernel.name, kernel.entry)
+
+
+def _entry_of(code: Code, name: str, entry: str | None) -> str:
+    """The entry point of a model's kernel.
+
+    Raises:
+        InvalidError: there is none of the name, or several and no name.
+    """
+    there = code.analysis["kernels"]
+    if entry is not None:
+        if entry not in there:
+            raise InvalidError(f"kernel {name!r}: no entry point {entry!r}; there are {', '.join(sorted(there))}")
+        return entry
+    if len(there) != 1:
+        raise InvalidError(f"kernel {name!r}: entry: the module has several, name one of {', '.join(sorted(there))}")
+    return str(next(iter(there)))
 
 
 async def called_back(call: Callable[[Callable[[Any], None]], None]) -> Any:
@@ -207,7 +223,15 @@ def _sent_kernel(where: str, name: str, code: Any, item: Mapping[str, Any], entr
 
 
 class WeightReader:
-    """Brings weights of a client, some of which may be in its buffers, to the host."""
+    """Brings weights of a client, some of which may be in its buffers, to the host. These are held until `let_go`.
+
+    Args:
+        given: tensor → bytes-like, a buffer's handle, or [handle, offset, size] in bytes.
+
+    Raises:
+        NotFoundError: the connection has no such buffer.
+        InvalidError: a value is none of these, or a range lies outside its buffer.
+    """
 
     def __init__(self, service: Service, session: Session, given: Mapping[str, Any]) -> None:
         self._service = service

@@ -34,12 +34,12 @@ log = logging.getLogger("vkqueue.daemon")
 _OF_ALL = frozenset({"device_lost", "timeout", "shutting_down", "cancelled", "expired"})
 
 
-class _Left:
-    """A batch of the batcher's while any of its requests runs.
+class _Flight:
+    """A batch that has left the batcher, while any of its requests runs.
 
     Attributes:
         runs: one, and if that failed one for each request.
-        waiting: of these those that are not over.
+        waiting: how many of these are not over.
     """
 
     __slots__ = ("batch", "lane", "runs", "waiting")
@@ -54,15 +54,19 @@ class _Left:
 class Serving:
     """One version of a model, ready.
 
+    Args:
+        version: the model's, which answers name.
+        statistics: goes on counting in what takes this one's place.
+
     Attributes:
-        number: no other has it.
+        id: no other that is served, or was, has it: also not the same version loaded anew.
         input_names: those that requests bring, in the model's order.
-        running: batches on their way.
+        running: batches that are in flight, by their serial numbers.
     """
 
     def __init__(self, service: Service, version: int, graphs: ModelGraphs, statistics: ModelStatistics) -> None:
         self._service = service
-        self.number = service.new_id()
+        self.id = service.new_id()
         self.version = version
         self.graphs = graphs
         self.definition = definition = graphs.definition
@@ -76,8 +80,8 @@ class Serving:
             most = 1
         self.batcher = DynamicBatcher(policy, most, definition.instances, self.predictor, definition.max_batch_gpu_ms)
         self._policy = policy
-        self.running: dict[int, _Left] = {}
-        self._finished: dict[int, _Left] = {}  # those that wait for earlier ones (preserve_ordering)
+        self.running: dict[int, _Flight] = {}
+        self._finished: dict[int, _Flight] = {}  # those that wait for earlier ones (preserve_ordering)
         # Their answers go out when the next batch is on its way to the device, which shall not wait for them.
         self._unanswered: list[Running] = []
         graphs.session.answer = self._answer_all
@@ -109,7 +113,11 @@ class Serving:
             raise
 
     def infer_again(self, infer: Infer, priority: int, timeout_us: int) -> None:
-        """As `infer`, for a request without buffers of which all is known to be right."""
+        """As `infer`, for a request without buffers of which all is known to be right.
+
+        Raises:
+            VkqueueError: too many wait, of the connection, of all, or of its level.
+        """
         try:
             self._service.admit_job(infer.session)
             self._accept(infer, priority, timeout_us)
@@ -184,7 +192,7 @@ class Serving:
     # Batches
 
     def _leave(self, batch: Batch, now: int) -> None:
-        left = self.running[batch.serial] = _Left(batch, self._lanes.pop())
+        flight = self.running[batch.serial] = _Flight(batch, self._lanes.pop())
         self.statistics.left(batch.reason, batch.samples)
         requests: list[Infer] = []
         for request in batch.requests:
@@ -192,36 +200,36 @@ class Serving:
             infer.queued_ns = now - infer.received
             infer.session.infers.pop(infer.msgid, None)
             requests.append(infer)
-        self._run(left, requests, batch.samples, now, retry=len(requests) > 1)
+        self._run(flight, requests, batch.samples, now, retry=len(requests) > 1)
 
-    def _run(self, left: _Left, requests: list[Infer], samples: int, now: int, retry: bool) -> None:
+    def _run(self, flight: _Flight, requests: list[Infer], samples: int, now: int, retry: bool) -> None:
         """Run requests of a batch that has left, as soon as their shape is there."""
         try:
             shape = self.graphs.ready(samples, requests[0].shape.group)
             if shape is None:
-                task = asyncio.ensure_future(self._prepared(left, requests, samples, now, retry))
+                task = asyncio.ensure_future(self._prepared(flight, requests, samples, now, retry))
                 self._service.models.keep(task)
                 return
-            self._batches.submit(Running(requests, samples, shape, left.lane, now, self._over, retry, left))
+            self._batches.submit(Running(requests, samples, shape, flight.lane, now, self._over, retry, flight))
         except Exception as exc:
-            self._failed(left, requests, samples, exc, now, retry)
+            self._failed(flight, requests, samples, exc, now, retry)
 
-    async def _prepared(self, left: _Left, requests: list[Infer], samples: int, now: int, retry: bool) -> None:
+    async def _prepared(self, flight: _Flight, requests: list[Infer], samples: int, now: int, retry: bool) -> None:
         try:
             shape = await self.graphs.prepare(samples, requests[0].shape.group)
             if self._ended is not None:
                 raise self._ended
-            self._batches.submit(Running(requests, samples, shape, left.lane, now, self._over, retry, left))
+            self._batches.submit(Running(requests, samples, shape, flight.lane, now, self._over, retry, flight))
         except Exception as exc:
-            self._failed(left, requests, samples, exc, now, retry)
+            self._failed(flight, requests, samples, exc, now, retry)
         self._service.settle()
         self.graphs.session.flush()
 
     def _failed(
-        self, left: _Left, requests: list[Infer], samples: int, exc: Exception, now: int, retry: bool
+        self, flight: _Flight, requests: list[Infer], samples: int, exc: Exception, now: int, retry: bool
     ) -> None:  # fmt: skip
         """Nothing of these requests was submitted."""
-        running = Running(requests, samples, None, left.lane, now, self._over, retry, left)
+        running = Running(requests, samples, None, flight.lane, now, self._over, retry, flight)
         if isinstance(exc, VkqueueError):
             running.error = exc
         else:
@@ -232,24 +240,24 @@ class Serving:
 
     def _over(self, running: Running) -> None:
         """All rows of a run are answered."""
-        left: _Left = running.of
+        flight: _Flight = running.of
         error = running.error
         if error is not None and running.retry and error.code not in _OF_ALL and self._ended is None:
-            left.waiting += len(running.requests) - 1
+            flight.waiting += len(running.requests) - 1
             now = time.monotonic_ns()
             log.info("model %s: a batch of %d failed, each runs by itself: %s", self.definition.name,
                      len(running.requests), error.message)  # fmt: skip
             for request in running.requests:
-                self._run(left, [request], request.shape.samples, now, retry=False)
+                self._run(flight, [request], request.shape.samples, now, retry=False)
             return
-        left.runs.append(running)
-        left.waiting -= 1
-        if left.waiting:
+        flight.runs.append(running)
+        flight.waiting -= 1
+        if flight.waiting:
             return
-        serial = left.batch.serial
+        serial = flight.batch.serial
         del self.running[serial]
-        self._finished[serial] = left
-        self._lanes.append(left.lane)
+        self._finished[serial] = flight
+        self._lanes.append(flight.lane)
         for done in self.batcher.done(serial, time.monotonic_ns()):
             finished = self._finished.pop(done)
             runs, finished.runs = finished.runs, []  # they name it too: no circle is left for the collector

@@ -1,4 +1,5 @@
-"""Large payloads without a copy by the host: the pages that a message landed in are what the device copies from.
+"""Large payloads without a copy by the host: the pages that a message landed in are what the device copies from, and
+those that a result is read in are what it copies to.
 
 Such pages come again and again (see `vkqueue.large`), so each are imported once, with VK_EXT_external_memory_host. That
 costs about as much as one copy of them (5 ms for 64 MiB on an H200), so it is done when pages come a second time.
@@ -42,6 +43,9 @@ class Landing:
 class Passage:
     """Data of a batch that the device copies from or to pages. They are not used for anything else before it is over,
     whoever forgets the batch: a device that is left with work in progress goes on with it.
+
+    Attributes:
+        data: the bytes, from the first of the landing's pages on.
     """
 
     __slots__ = ("data", "landing")
@@ -118,7 +122,8 @@ class Landings:
         return Passage(landing, data)
 
     def target(self, size: int) -> Passage | None:
-        """Where `size` bytes can be copied to, to be read by the host; None where `source` says so.
+        """Where `size` bytes can be copied to, to be read by the host; None where they are few, or the pages that they
+        got came for the first time.
 
         Raises:
             DeviceLostError

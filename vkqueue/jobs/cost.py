@@ -29,9 +29,9 @@ class Costs:
         max_batch_jobs: rows of a batch at most.
 
     Attributes:
-        bound_ns: of a batch.
+        bound_ns: of a batch, in nanoseconds.
         slow: kernels and graphs (see `target_of`) of which some size takes long.
-        bounded: batches that were closed because of the bound.
+        bounded: batches that were closed because of the bound; the scheduler counts.
     """
 
     def __init__(self, bound_ms: float, max_batch_jobs: int) -> None:
@@ -46,7 +46,7 @@ class Costs:
         self._since = 0  # batches since one was timed
 
     def row_ns(self, row: Row) -> int:
-        """What a row that is about to leave is thought to take; 0 unless it is slow."""
+        """Nanoseconds that a row which is about to leave is thought to take; 0 unless it is slow."""
         target = target_of(row)
         if target not in self.slow:
             return 0
@@ -70,7 +70,7 @@ class Costs:
         return True
 
     def finished(self, completion: Completion, took_ns: int) -> None:
-        """A batch is over, and had the device to itself for so long."""
+        """A batch is over, and had the device to itself for so many nanoseconds."""
         if not self.bound_ns:
             return
         if completion.spent_ns:
