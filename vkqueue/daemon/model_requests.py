@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkqueue.daemon.dispatch import Deferred
 from vkqueue.daemon.model_loading import WeightReader, client_kernels
+from vkqueue.daemon.model_selected import load_selected
 from vkqueue.daemon.session import bytes_of
 from vkqueue.errors import InternalError, InvalidError, JobCancelledError, VkqueueError
 from vkqueue.models.repository import check_name
@@ -113,7 +114,7 @@ class ModelRequests:
         return KernelSource(name, code.data, "spirv", entry, f"module {handle}")
 
     async def _load_stored(self, name: str, number: int | None, device: Any) -> dict[str, Any]:
-        loaded = await self._models.load_selected(name, number, device)
+        loaded = await load_selected(self._models, name, number, device)
         return {"name": name, "version": max(loaded)}
 
     def unload(self, session: Session, msgid: int, p: dict[str, Any], now: int) -> None:

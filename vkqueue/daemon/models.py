@@ -26,7 +26,6 @@ from vkqueue.daemon.model_version import LOADING, READY, UNAVAILABLE, UNLOADING,
 from vkqueue.errors import (
     DeviceLostError,
     InternalError,
-    InvalidError,
     NotFoundError,
     QuotaError,
     UnsupportedError,
@@ -166,27 +165,6 @@ class Models:
         if repository is None:
             raise NotFoundError("this daemon has no repository of models ([models] repository); send the config")
         return await self._load(name, number, lambda: asyncio.to_thread(repository.read, name, number), device, True)
-
-    async def load_selected(self, name: str, number: int | None, device: Device | None) -> list[int]:
-        """Load a version from the repository, or all that the model's policy selects; others of it are unloaded then.
-
-        Returns:
-            The versions that were loaded.
-
-        Raises:
-            VkqueueError: why one could not be loaded. Those before it (in rising order) are loaded then; those behind
-                it, and those that would be unloaded, stay as they were.
-        """
-        if number is not None or self.repository is None:
-            return [(await self.load_stored(name, number or 1, device)).number]
-        found = await asyncio.to_thread(self.repository.look, name)
-        if found.reason:
-            await asyncio.to_thread(self.repository.read, name)  # says the same, as an error
-            raise InvalidError(found.reason)
-        loaded = [(await self.load_stored(name, version, device)).number for version in found.versions]
-        for other in [version.number for version in self.table.of(name) if version.number not in loaded]:
-            await self.unload(name, other)
-        return loaded
 
     async def load_sent(
         self, name: str, number: int, read: Callable[[], Coroutine[Any, Any, ModelSource]], device: Device
