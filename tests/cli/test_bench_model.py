@@ -68,6 +68,29 @@ def test_a_model_of_a_running_daemon_as_it_is(vkqueue: Run, daemon: Daemon, tmp_
 
 
 @pytest.mark.gpu
+def test_a_version_that_is_not_ready_is_not_measured(vkqueue: Run, tmp_path: Path) -> None:
+    import vkqueue as package
+
+    models = tmp_path / "models"
+    models.mkdir()
+    model = write_mean(models, version=1, changes="version_policy = { all = {} }\n")
+    (model / "2").mkdir()
+    (model / "2" / "weights.safetensors").write_bytes(b"none")
+    running = Daemon(tmp_path, config=f'[models]\nrepository = "{models}"\n', validation=False)
+    done = vkqueue(
+        "bench", "model", "mean", "--clients", "2", "--seconds", "0.2", "--json", "--socket", str(running.path)
+    )
+    with package.connect(running.path) as gpu:
+        assert {one.version: one.state for one in gpu.models()} == {1: "READY", 2: "UNAVAILABLE"}
+        assert gpu.model("mean").statistics()["version"] == 1
+    assert running.stop() == 0, running.log.read_text()
+    assert done.returncode == 0, done.stderr
+    [point] = json.loads(done.stdout)["measured"]["as configured"]
+    assert point["samples_per_batch"] >= 1
+    assert sum(point["batch_sizes"].values()) == sum(point["closed"].values()) > 0
+
+
+@pytest.mark.gpu
 def test_nothing_is_left_in_a_running_daemon(vkqueue: Run, daemon: Daemon, tmp_path: Path) -> None:
     import vkqueue as package
 

@@ -108,7 +108,12 @@ class ModelSession:
         if name is not None:
             self.found(name, version)
         counted = {"name": name or "sums", **STATS}
-        return [{**counted, "version": number, "inference_count": 10 * number} for number in (2, 1)]
+        states = {3: "UNAVAILABLE", 2: "READY", 1: "READY"}
+        return [
+            {**counted, "version": number, "state": state, "inference_count": 10 * number}
+            for number, state in states.items()
+            if version in (None, number)
+        ]
 
     def model_infer(
         self, name: str, inputs: Any, version: int | None = None, outputs: Any = None, timing: bool = False, **rest: Any

@@ -1,4 +1,4 @@
-"""Several versions of one model: which are loaded when some cannot be."""
+"""Several versions of one model: which are loaded when some cannot be, and which one the statistics are of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from daemon.test_models import Stored, call, load, settle, unloading
+from daemon.test_models import Stored, call, infer, load, settle, unloading
 from support.inprocess import InProcessClient, Rig, ServiceError
 
 from vkqueue.errors import NotFoundError
@@ -42,6 +42,20 @@ def rig(make_rig: Callable[..., Rig], unloading: Callable[[Rig], None]) -> Rig:
 
 def states(client: InProcessClient) -> dict[int, str]:
     return {one["version"]: one["state"] for one in client.call("model.list")}
+
+
+async def test_statistics_say_which_version_is_ready(rig: Rig) -> None:
+    repository = rig.service.models.repository = Several(1, 2)  # type: ignore[assignment]
+    repository.broken = {2}  # type: ignore[attr-defined]
+    client = rig.client()
+    for version in (1, 2):
+        client.send("model.load", name="m", version=version)
+    await settle(rig)
+    found = client.call("model.statistics", name="m")
+    assert [(one["version"], one["state"]) for one in found] == [(1, "READY"), (2, "UNAVAILABLE")]
+    msgid = infer(client, [[1]])
+    rig.settle()
+    assert client.result(msgid)["version"] == 1
 
 
 @pytest.mark.parametrize("at_start", [True, False])

@@ -117,14 +117,18 @@ def measure(
 ) -> Point:
     """One run of so many clients, each with one request under way.
 
+    Args:
+        version: else the latest that is ready now; all requests go to that one, and all figures are its own.
+
     Raises:
         InternalError: no request succeeded; says what the daemon says.
     """
+    version = gpu.model(model, version).config["version"]
     with Generators(path, model, version, wanted=wanted, clients=clients, processes=processes) as generators:
         generators.run(seconds / _WARM_UP)
-        before = gpu.model(model, version).statistics()
+        [before] = gpu.model_statistics(model, version)
         runs = generators.run(seconds)
-        after = gpu.model(model, version).statistics()
+        [after] = gpu.model_statistics(model, version)
     latencies = [latency for run in runs for latency in run["latencies_us"]]
     errors = {code: error for run in runs for code, error in run["errors"].items()}
     if not latencies:

@@ -10,7 +10,7 @@ import anyio.to_thread
 
 from vkqueue.client.array import BaseDeviceArray, Handle
 from vkqueue.client.core import Core
-from vkqueue.client.model import BaseModel, ModelInfo, newest, which
+from vkqueue.client.model import BaseModel, ModelInfo, latest, which
 from vkqueue.client.model_source import KernelCode, LoadPlan, WeightData, plan
 
 if TYPE_CHECKING:
@@ -65,8 +65,10 @@ class AsyncModel(BaseModel):
         return await client._written(future)  # type: ignore[no-any-return]
 
     async def statistics(self) -> dict[str, Any]:
-        """What it has done, by the names of Triton's model statistics; of the latest version if none was asked for."""
-        return newest(await self._client.model_statistics(self.name, self.version))
+        """What it has done, by the names of Triton's model statistics; without a version of the one that `infer` calls:
+        the latest that is ready.
+        """
+        return latest(await self._client.model_statistics(self.name, self.version))
 
 
 class AsyncModels:

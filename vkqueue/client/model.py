@@ -353,9 +353,11 @@ def bounds(config: Mapping[str, Any], name: str) -> tuple[int, int | float]:
     return dimension.get("min", 1), dimension.get("max") or max(dimension.get("buckets") or [math.inf])
 
 
-def newest(statistics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of a model's versions the last one's."""
-    return dict(max(statistics, key=lambda one: one["version"]))
+def latest(statistics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of a model's versions those of the one that requests without a version go to: the highest that is ready. If none
+    is, the highest.
+    """
+    return dict(max(statistics, key=lambda one: (one["state"] == "READY", one["version"])))
 
 
 def _place(array: BaseDeviceArray) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from vkqueue.client.array import BaseDeviceArray, Handle
 from vkqueue.client.core import Core
 from vkqueue.client.link import Link
-from vkqueue.client.model import BaseModel, ModelInfo, newest, which
+from vkqueue.client.model import BaseModel, ModelInfo, latest, which
 from vkqueue.client.model_source import KernelCode, LoadPlan, WeightData, plan
 
 if TYPE_CHECKING:
@@ -76,8 +76,10 @@ class Model(BaseModel):
         return cast("Future[Any]", future)
 
     def statistics(self) -> dict[str, Any]:
-        """What it has done, by the names of Triton's model statistics; of the latest version if none was asked for."""
-        return newest(self._client.model_statistics(self.name, self.version))
+        """What it has done, by the names of Triton's model statistics; without a version of the one that `infer` calls:
+        the latest that is ready.
+        """
+        return latest(self._client.model_statistics(self.name, self.version))
 
 
 class Models:

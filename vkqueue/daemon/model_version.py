@@ -57,6 +57,7 @@ class Version:
         return {
             "name": self.name,
             "version": self.number,
+            "state": self.state,
             **self.statistics.to_map(),
             "queued": len(serving.batcher) if serving is not None else 0,
             "predicted_error": (serving.predictor if serving is not None else Predictor()).error(),

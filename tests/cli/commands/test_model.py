@@ -92,7 +92,7 @@ def test_stats(model: Callable[..., Any]) -> None:
     assert "closed because" not in ended.out
     ended = model("stats", "sums")
     assert "closed because" in ended.out and "idle" in ended.out and "batch size" in ended.out
-    assert model("stats", "sums", "--json").json["model_stats"][1]["inference_count"] == 10
+    assert model("stats", "sums", "--json").json["model_stats"][1]["inference_count"] == 20
     assert model("stats", "--version", "1").code == 2
 
 
