@@ -73,11 +73,15 @@ def modules() -> list[str]:
     return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted(ROOT.rglob("*.py"))]
 
 
+def tree(module: str) -> ast.Module:
+    """Its source, parsed."""
+    return ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
+
+
 @cache
 def imports(module: str, runtime_only: bool = False) -> frozenset[str]:
     """Full dotted names that a module imports; `from a import b` counts as a.b."""
-    tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
-    return frozenset(_imports(tree, runtime_only))
+    return frozenset(_imports(tree(module), runtime_only))
 
 
 def _imports(tree: ast.AST, runtime_only: bool) -> Iterator[str]:
@@ -141,6 +145,21 @@ def test_packages_of_others_stay_in_their_place(module: str) -> None:
     if package(module) == "client" and module not in {"client.aio", "client.aio_link", "client.aio_models"}:
         forbidden |= tops & {"anyio", "asyncio"}
     assert not misplaced | forbidden
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if package(name) in {"bench", "cli"}])
+def test_programs_use_what_is_public(module: str) -> None:
+    """Of objects that are not their own; `_asdict` of a named tuple is public."""
+    private = {
+        ast.unparse(node)
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.endswith("__")
+        and node.attr != "_asdict"
+        and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+    }
+    assert not private
 
 
 def test_no_cycles() -> None:

@@ -18,6 +18,7 @@ from vkqueue.bench import child
 from vkqueue.bench.model_inputs import Wanted
 from vkqueue.client.model_source import plan
 from vkqueue.client.sync import Client
+from vkqueue.client.sync_models import send
 from vkqueue.errors import InternalError, UnsupportedError
 
 _WARM_UP = 5
@@ -193,7 +194,7 @@ def both(gpu: Client, folder: Path, version: int | None, device: int | None) -> 
                 continue
             name = f"bench-{os.getpid()}-{config.get('name', folder.name)}-{len(loaded)}"
             ready.params |= {"name": name, "config": {**config, "name": name}}
-            gpu._send_model(ready, device)
+            send(gpu, ready, device)
             loaded[kind] = name
         yield loaded
     finally:

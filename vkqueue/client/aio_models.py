@@ -107,23 +107,8 @@ class AsyncModels:
         `vkqueue.Client.load_model`. Cancelled, the daemon may still load it.
         """
         ready = await anyio.to_thread.run_sync(plan, name, config, kernels, weights, version, device, self.core.payload)
-        await self._send_model(ready, device)
+        await send(self, ready, device)
         return await self.model(ready.name, version)
-
-    async def _send_model(self, ready: LoadPlan, device: int | None) -> None:
-        buffers: list[Handle] = []
-        try:
-            for chunk in ready.chunks:
-                buffers.append(self.link.start(self.core.upload, chunk.size, chunk.parts, device))
-                await self._settle(buffers[-1:])  # one at a time, so that no more than one waits to be sent
-            await self._settle([*ready.modules, *(array.handle for array in ready.arrays.values())])
-            future = self._start(self.core.request, "model.load", ready.message(buffers), None, ready.arrays.values())
-            await self._written(future)
-            await future
-        finally:
-            if self.core.lost is None:
-                for handle in buffers:
-                    self.link.start(self.core.release, handle)
 
     async def unload_model(self, name: str, version: int | None = None) -> None:
         """Unload a model, or one version of it, for all clients; see `vkqueue.Client.unload_model`."""
@@ -135,3 +120,24 @@ class AsyncModels:
             await cast("AsyncFuture[Any]", call).wait()
         for handle in (*read, *written):
             handle.check("the device array")
+
+
+async def send(client: AsyncModels, ready: LoadPlan, device: int | None) -> None:
+    """Bring to the daemon what `plan` made of a model, and wait until it is ready there. Raises as `load_model`.
+
+    Args:
+        device: where to upload weights; None: the connection's.
+    """
+    buffers: list[Handle] = []
+    try:
+        for chunk in ready.chunks:
+            buffers.append(client.link.start(client.core.upload, chunk.size, chunk.parts, device))
+            await client._settle(buffers[-1:])  # one at a time, so that no more than one waits to be sent
+        await client._settle([*ready.modules, *(array.handle for array in ready.arrays.values())])
+        future = client._start(client.core.request, "model.load", ready.message(buffers), None, ready.arrays.values())
+        await client._written(future)
+        await future
+    finally:
+        if client.core.lost is None:
+            for handle in buffers:
+                client.link.start(client.core.release, handle)

@@ -145,21 +145,8 @@ class Models:
             QuotaError, OutOfDeviceMemoryError: it does not fit.
         """
         ready = plan(name, config, kernels, weights, version, device, self.core.payload)
-        self._send_model(ready, device)
+        send(self, ready, device)
         return self.model(ready.name, version)
-
-    def _send_model(self, ready: LoadPlan, device: int | None) -> None:
-        buffers: list[Handle] = []
-        try:
-            for chunk in ready.chunks:
-                buffers.append(self.link.start(self.core.upload, chunk.size, chunk.parts, device))
-                self._settle(buffers[-1:])  # one at a time, so that no more than one waits to be sent
-            self._settle([*ready.modules, *(array.handle for array in ready.arrays.values())])
-            self._call(self.core.request, "model.load", ready.message(buffers), None, ready.arrays.values())
-        finally:
-            if self.core.lost is None:
-                for handle in buffers:
-                    self.link.start(self.core.release, handle)
 
     def unload_model(self, name: str, version: int | None = None) -> None:
         """Unload a model, or one version of it, for all clients; returns once the requests that it has taken are done.
@@ -176,3 +163,22 @@ class Models:
                 raise TimeoutError(f"what uses a device array is not done within {self.link.timeout} s")
         for handle in (*read, *written):
             handle.check("the device array")
+
+
+def send(client: Models, ready: LoadPlan, device: int | None) -> None:
+    """Bring to the daemon what `plan` made of a model, and wait until it is ready there. Raises as `load_model`.
+
+    Args:
+        device: where to upload weights; None: the connection's.
+    """
+    buffers: list[Handle] = []
+    try:
+        for chunk in ready.chunks:
+            buffers.append(client.link.start(client.core.upload, chunk.size, chunk.parts, device))
+            client._settle(buffers[-1:])  # one at a time, so that no more than one waits to be sent
+        client._settle([*ready.modules, *(array.handle for array in ready.arrays.values())])
+        client._call(client.core.request, "model.load", ready.message(buffers), None, ready.arrays.values())
+    finally:
+        if client.core.lost is None:
+            for handle in buffers:
+                client.link.start(client.core.release, handle)
