@@ -21,6 +21,7 @@ def test_from_a_folder_to_statistics(vkqueue: Run, daemon: Daemon, tmp_path: Pat
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    (tmp_path / "elsewhere").mkdir()
     write_mean(tmp_path)
     signature = "x: float32 (batch, seq, 4) → y: float32 (batch, 4)"
     assert "no models" in run("list")
@@ -41,6 +42,10 @@ def test_from_a_folder_to_statistics(vkqueue: Run, daemon: Daemon, tmp_path: Pat
     assert (stats["name"], stats["version"]) == ("mean", 1)
     run("infer", "mean", "ones:3x4")
     assert "closed because" in run("stats", "mean")
+    write_mean(tmp_path, version=3)
+    assert run("load", "./mean") == f"mean 3 is ready: {signature}\n"
+    write_mean(tmp_path / "elsewhere", version=2)
+    assert run("load", "./elsewhere/mean") == f"mean 2 is ready: {signature}\n"
     run("unload", "mean")
     done = vkqueue("model", "infer", "mean", "ones:3x4", "--socket", str(daemon.path))
     assert done.returncode == 1 and done.stderr.startswith("vkqueue: not_found:")

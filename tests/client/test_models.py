@@ -275,7 +275,7 @@ def test_load_with_modules_and_arrays(run: Runner, daemon: Any, tmp_path: Path) 
                 weights={"w": np.ones((2, 2), F32), "raw": b"12345", "held": held[1:], "one": 2.5},
             )
         )
-        assert (model.name, model.version, model.max_batch_size) == ("own", None, 4)
+        assert (model.name, model.version, model.max_batch_size) == ("own", 1, 4)
         await ready(gpu.ping())
 
     run(body, daemon[1])
@@ -318,7 +318,7 @@ def test_load_from_a_folder(
 
     async def body(gpu: Any) -> None:
         model = await ready(gpu.load_model(str(path)))
-        assert (model.name, model.version, model.max_batch_size) == ("net", None, 4)
+        assert (model.name, model.version, model.max_batch_size) == ("net", 2, 4)
         assert daemon[0].call(lambda: daemon[0].sessions[0].weights["net"]) == data
         assert daemon[0].buffers() == 0
         await ready(gpu.load_model(path, version=2))

@@ -286,6 +286,27 @@ def test_a_repository(start: Callable[..., Daemon], tmp_path: Path) -> None:
             gpu.load_model("absent")
 
 
+def test_what_was_loaded_is_called_though_a_later_version_is_ready(any_daemon: Daemon, tmp_path: Path) -> None:
+    x, lower = samples(7), tmp_path / "lower"
+    lower.mkdir()
+    with vkqueue.connect(any_daemon.path, timeout=30) as gpu:
+        third = gpu.load_model(write_mean(tmp_path, 3 * GAIN, 3))
+        first = gpu.load_model(write_mean(lower, GAIN, 1))
+        assert (third.version, first.version, gpu.model("mean").version) == (3, 1, None)
+        np.testing.assert_allclose(first.infer(x=x), mean(x), rtol=1e-5)
+        np.testing.assert_allclose(third.infer(x=x), 3 * mean(x), rtol=1e-5)
+        np.testing.assert_allclose(gpu.model("mean").infer(x=x), 3 * mean(x), rtol=1e-5)
+        assert first.config["version"] == 1
+
+    async def again() -> None:
+        async with vkqueue.aio.connect(any_daemon.path) as gpu:
+            loaded = await gpu.load_model(lower / "mean")
+            assert loaded.version == loaded.config["version"] == 1
+            np.testing.assert_allclose(await loaded.infer(x=x), mean(x), rtol=1e-5)
+
+    asyncio.run(again())
+
+
 def wait_until_loaded(gpu: vkqueue.Client) -> list[vkqueue.ModelInfo]:
     """All models, once none is being loaded."""
     for _ in range(600):

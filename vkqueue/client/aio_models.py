@@ -107,8 +107,7 @@ class AsyncModels:
         `vkqueue.Client.load_model`. Cancelled, the daemon may still load it.
         """
         ready = await anyio.to_thread.run_sync(plan, name, config, kernels, weights, version, device, self.core.payload)
-        await send(self, ready, device)
-        return await self.model(ready.name, version)
+        return await self.model(ready.name, await send(self, ready, device))
 
     async def unload_model(self, name: str, version: int | None = None) -> None:
         """Unload a model, or one version of it, for all clients; see `vkqueue.Client.unload_model`."""
@@ -122,11 +121,14 @@ class AsyncModels:
             handle.check("the device array")
 
 
-async def send(client: AsyncModels, ready: LoadPlan, device: int | None) -> None:
+async def send(client: AsyncModels, ready: LoadPlan, device: int | None) -> int:
     """Bring to the daemon what `plan` made of a model, and wait until it is ready there. Raises as `load_model`.
 
     Args:
         device: where to upload weights; None: the connection's.
+
+    Returns:
+        The number of the version that was loaded, of several the highest.
     """
     buffers: list[Handle] = []
     try:
@@ -134,9 +136,9 @@ async def send(client: AsyncModels, ready: LoadPlan, device: int | None) -> None
             buffers.append(client.link.start(client.core.upload, chunk.size, chunk.parts, device))
             await client._settle(buffers[-1:])  # one at a time, so that no more than one waits to be sent
         await client._settle([*ready.modules, *(array.handle for array in ready.arrays.values())])
-        future = client._start(client.core.request, "model.load", ready.message(buffers), None, ready.arrays.values())
+        future = client._start(client.core.request, "model.load", ready.message(buffers), dict, ready.arrays.values())
         await client._written(future)
-        await future
+        return int((await future)["version"])
     finally:
         if client.core.lost is None:
             for handle in buffers:

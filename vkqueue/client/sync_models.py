@@ -138,6 +138,10 @@ class Models:
             weights: by name: arrays, bytes, or device arrays (which are copied).
             version: of a folder or repository the one to load, else the latest; with a config its number, else 1.
 
+        Returns:
+            The version that was loaded, of several from the repository the highest. `model(name)` is of the latest
+            at each call, which may be another one.
+
         Raises:
             InvalidError: the configuration or the folder is wrong; the message says where.
             NotFoundError: no such folder, file, or model in the repository.
@@ -145,8 +149,7 @@ class Models:
             QuotaError, OutOfDeviceMemoryError: it does not fit.
         """
         ready = plan(name, config, kernels, weights, version, device, self.core.payload)
-        send(self, ready, device)
-        return self.model(ready.name, version)
+        return self.model(ready.name, send(self, ready, device))
 
     def unload_model(self, name: str, version: int | None = None) -> None:
         """Unload a model, or one version of it, for all clients; returns once the requests that it has taken are done.
@@ -165,11 +168,14 @@ class Models:
             handle.check("the device array")
 
 
-def send(client: Models, ready: LoadPlan, device: int | None) -> None:
+def send(client: Models, ready: LoadPlan, device: int | None) -> int:
     """Bring to the daemon what `plan` made of a model, and wait until it is ready there. Raises as `load_model`.
 
     Args:
         device: where to upload weights; None: the connection's.
+
+    Returns:
+        The number of the version that was loaded, of several the highest.
     """
     buffers: list[Handle] = []
     try:
@@ -177,7 +183,8 @@ def send(client: Models, ready: LoadPlan, device: int | None) -> None:
             buffers.append(client.link.start(client.core.upload, chunk.size, chunk.parts, device))
             client._settle(buffers[-1:])  # one at a time, so that no more than one waits to be sent
         client._settle([*ready.modules, *(array.handle for array in ready.arrays.values())])
-        client._call(client.core.request, "model.load", ready.message(buffers), None, ready.arrays.values())
+        loaded = client._call(client.core.request, "model.load", ready.message(buffers), dict, ready.arrays.values())
+        return int(loaded["version"])
     finally:
         if client.core.lost is None:
             for handle in buffers:
