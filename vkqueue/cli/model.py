@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from vkqueue.cli.model_tables import show_batches, show_statistics, toml_of
+from vkqueue.cli.model_tables import show_batches, show_statistics, toml_of, without_files
 from vkqueue.cli.options import device_option, json_option, pairs, socket_option
 from vkqueue.cli.output import add_row, dump, say, show, table
 from vkqueue.errors import InvalidError, VkqueueError
@@ -125,7 +125,11 @@ def unload(name: str, version: int | None, socket: str | None, as_json: bool) ->
 @socket_option
 @json_option
 def config(name: str, version: int | None, socket: str | None, as_json: bool) -> None:
-    """The whole configuration with its defaults, as TOML that can be used as a config.toml."""
+    """The whole configuration with its defaults, as TOML that can be used as a config.toml.
+
+    Kernels and weights that a client sent lie in no file; a comment names them, and the config.toml has to get a "file"
+    for each. With --json the numbers inf, -inf and nan, which JSON does not have, are strings.
+    """
     from vkqueue.client.sync import connect
 
     with connect(socket, client_name="vkqueue model") as gpu:
@@ -134,7 +138,11 @@ def config(name: str, version: int | None, socket: str | None, as_json: bool) ->
         dump({"ok": True, "name": name, "config": model.config})
         return
     settings = dict(model.config)
-    say(f"# version {settings.pop('version', '')}: {_signature(model)}\n" + toml_of(settings))
+    comments = [f"version {settings.pop('version', '')}: {_signature(model)}"]
+    if sent := without_files(settings):
+        comments.append(f'{sent}: sent by a client and in no file; to use this as a config.toml, add file = "…"')
+    lines = ["# " + comment.replace("\n", "\\n") for comment in comments]
+    say("\n".join([*lines, toml_of(settings)]))
 
 
 @command.command(short_help="What models have done.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from vkqueue.cli.output import add_row, show, table
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+# JSON's strings are TOML's but for these, which TOML (DEL) or a terminal does not take as they are.
+_ESCAPES = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
 def show_statistics(found: Sequence[Mapping[str, Any]]) -> None:
@@ -61,6 +64,21 @@ def toml_of(values: Mapping[str, Any]) -> str:
     return "\n".join(_tables(values, "")).strip()
 
 
+def without_files(config: Mapping[str, Any]) -> str:
+    """What of a configuration lies in no file, because a client sent it: "kernels a, b and the weights"; mostly empty.
+    A `config.toml` has to name the files.
+    """
+    kernels = [_key(kernel["name"]) for kernel in config.get("kernel", ()) if not kernel.get("file")]
+    found = [f"kernel{'s' if len(kernels) > 1 else ''} {', '.join(kernels)}"] if kernels else []
+    operands = [
+        operand for node in config.get("node", ()) for operand in (*node.get("args", ()), *node.get("copy", ()))
+    ]
+    names = [operand if isinstance(operand, str) else operand[0] for operand in operands]
+    if "weights" not in config and any(name.startswith("weights.") for name in names):
+        found.append("the weights")
+    return " and ".join(found)
+
+
 def _tables(values: Mapping[str, Any], path: str) -> Iterator[str]:
     later: list[tuple[str, Any]] = []
     for key, value in values.items():
@@ -90,9 +108,17 @@ def _inline(value: Any) -> str:
         return "{ " + ", ".join(f"{_key(key)} = {_inline(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, list):
         return "[" + ", ".join(map(_inline, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)  # strings, booleans and numbers are written alike
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # inf, -inf, nan
+    return json.dumps(value)  # booleans and numbers are written alike
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).translate(_ESCAPES)
 
 
 def _key(key: Any) -> str:
     text = str(key)
-    return text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    return text if _BARE.fullmatch(text) else _string(text)

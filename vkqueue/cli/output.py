@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from typing import Any
@@ -59,8 +60,16 @@ def show(what: RenderableType) -> None:
 
 
 def dump(value: Any) -> None:
-    """Print JSON."""
-    click.echo(json.dumps(value, indent=2, allow_nan=False))
+    """Print JSON. Of the numbers that it does not have come strings: "inf", "-inf", "nan"."""
+    click.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def size(count: int) -> str:

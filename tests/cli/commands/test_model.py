@@ -14,6 +14,7 @@ from client.fake_models import SUMS
 
 from vkqueue import cli
 from vkqueue.cli.model_tables import toml_of
+from vkqueue.client.sync import connect
 from vkqueue.models.definition import Definition
 
 
@@ -60,6 +61,68 @@ def test_config_can_be_used_as_a_file(model: Callable[..., Any]) -> None:
     assert ended.out.startswith("# version 1: x: int32 (batch, seq) → y: float32 (batch, 1)\n")
     assert tomllib.loads(ended.out) == {key: value for key, value in SUMS.items() if key != "version"}
     assert model("config", "sums", "--version", "1", "--json").json["config"] == SUMS
+
+
+TRICKY = """
+[[input]]
+name = "x"
+data_type = "TYPE_FP32"
+dims = [2]
+pad_value = -inf
+[[input]]
+name = "a\\nb\\u007f\\u0085\\u001b\\"c"
+data_type = "TYPE_FP32"
+dims = [2]
+pad_value = inf
+[[output]]
+name = "y"
+data_type = "TYPE_FP32"
+dims = [2]
+"""
+
+
+def test_config_with_what_json_does_not_have(model: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "config.toml").write_text(TRICKY)
+    assert model("load", tmp_path / "net", "--json").json["config"]["input"][0]["pad_value"] == "-inf"
+    given, ended = tomllib.loads(TRICKY), model("config", "net")
+    assert ended.code == 0, ended.err
+    assert "pad_value = -inf\n" in ended.out and "pad_value = inf\n" in ended.out
+    assert ended.out.startswith("# version 1: x: float32 (2,); a\\nb")
+    shown = tomllib.loads(ended.out)
+    assert {key: shown[key] for key in given} == given
+    inputs = model("config", "net", "--json").json["config"]["input"]
+    assert [one["pad_value"] for one in inputs] == ["-inf", "inf"]
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -float("inf"), 1e16, 1e-7, 2**63, True, "\x7f", "\x9f\t"]
+)
+def test_a_value_as_toml(value: Any) -> None:
+    config = {"a": value, "b": [{"c": [value], "d\x7f": {"e": value}}]}
+    assert repr(tomllib.loads(toml_of(config))) == repr(config)
+
+
+def test_config_of_what_a_client_sent(model: Callable[..., Any], fake: Any) -> None:
+    config = {
+        **{key: SUMS[key] for key in ("max_batch_size", "dimensions", "input", "output")},
+        "kernel": [{"name": "k"}, {"name": "of a file", "file": "f.spv"}, {"name": "l m"}],
+        "node": [{"kernel": "k", "args": ["x", ["weights.w", 0, 16], "y"], "grid": [1]}, {"copy": ["x", "y"]}],
+    }
+
+    def comments(**changes: Any) -> list[str]:
+        with connect(fake.path) as gpu:
+            gpu.load_model("own", {**config, **changes})
+        shown = model("config", "own").out
+        assert tomllib.loads(shown)["name"] == "own"
+        return [line for line in shown.splitlines() if line.startswith("#")][1:]
+
+    rest = 'sent by a client and in no file; to use this as a config.toml, add file = "…"'
+    assert comments() == [f'# kernels k, "l m" and the weights: {rest}']
+    assert comments(weights={"file": "w.safetensors"}) == [f'# kernels k, "l m": {rest}']
+    node = [{"copy": ["weights.w", "y"]}]
+    assert comments(kernel=[], node=node) == [f"# the weights: {rest}"]
+    assert comments(kernel=[{"name": "k", "file": "k.spv"}], node=[{"copy": ["x", "y"]}]) == []
 
 
 def test_any_configuration_as_toml() -> None:
