@@ -68,18 +68,35 @@ def test_the_name_may_come_from_outside() -> None:
         Definition.from_map(config(), "given")
 
 
+def ensemble(**step: Any) -> dict[str, Any]:
+    return {
+        "name": "both",
+        "max_batch_size": 4,
+        "input": [{"name": "text", "data_type": "TYPE_INT32", "dims": ["seq"]}],
+        "output": [{"name": "out", "data_type": "TYPE_FP32", "dims": [4]}],
+        "ensemble_scheduling": {
+            "step": [{"model_name": "a", "input_map": {"ids": "text"}, "output_map": {"x": "out"}, **step}]
+        },
+    }
+
+
+@pytest.mark.parametrize("version", [-1, 1, 7])
+def test_the_version_of_a_step(version: int) -> None:
+    definition = Definition.from_map(ensemble(model_version=version))
+    assert definition.steps[0].model_version == version
+    assert Definition.from_map(definition.to_map()) == definition
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [(0, "expected a version, from 1 on, or -1 for the latest, got 0"), (-2, "got -2")]
+)
+def test_a_version_that_no_step_has(version: int, said: str) -> None:
+    with pytest.raises(InvalidError, match=rf"config: ensemble_scheduling.step\[0\].model_version: .*{said}"):
+        Definition.from_map(ensemble(model_version=version))
+
+
 def test_an_ensemble() -> None:
-    definition = Definition.from_map(
-        {
-            "name": "both",
-            "max_batch_size": 4,
-            "input": [{"name": "text", "data_type": "TYPE_INT32", "dims": ["seq"]}],
-            "output": [{"name": "out", "data_type": "TYPE_FP32", "dims": [4]}],
-            "ensemble_scheduling": {
-                "step": [{"model_name": "a", "input_map": {"ids": "text"}, "output_map": {"x": "out"}}]
-            },
-        }
-    )
+    definition = Definition.from_map(ensemble())
     assert definition.steps[0].model_version == -1
     assert Definition.from_map(definition.to_map()) == definition
 

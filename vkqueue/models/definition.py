@@ -246,7 +246,10 @@ def _ensemble(table: Table) -> dict[str, Any]:
             if wrong is not None:
                 raise step.error(key, f"expected names of the ensemble's tensors, got {brief(wrong)}")
             maps.append(names)
-        steps.append(Step(step.text("model_name"), step.integer("model_version", -1, -1), *maps))
+        version = step.integer("model_version", -1, -1)
+        if version == 0:
+            raise step.error("model_version", "expected a version, from 1 on, or -1 for the latest, got 0")
+        steps.append(Step(step.text("model_name"), version, *maps))
     if not steps:
         raise scheduling.error("step", "an ensemble has one step at least")
     return {"steps": tuple(steps)}
