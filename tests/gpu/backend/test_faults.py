@@ -211,9 +211,12 @@ def test_a_row_that_asks_for_timing_gets_the_devices_microseconds(rig: Rig) -> N
     data = rig.buffer(64)
     heavy = rig.dispatch("heavy", (data,), grid=(500, 1, 1), options=Options(timing=True))
     light = rig.dispatch("increment", (data,), options=Options(timing=True))
-    completion = rig.run(rig.dispatch("increment", (data,)), heavy, light)
-    assert set(completion.device_us) == {1, 2}
-    assert completion.device_us[1] > completion.device_us[2] >= 0
+    took: list[tuple[int, int]] = []
+    for _ in range(5):  # the least of some: a busy machine makes any of them long
+        completion = rig.run(rig.dispatch("increment", (data,)), heavy, light)
+        assert set(completion.device_us) == {1, 2}
+        took.append((completion.device_us[1], completion.device_us[2]))
+    assert min(long for long, _ in took) > min(short for _, short in took) >= 0
     assert completion.submitted_ns <= completion.finished_ns
 
 
