@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.daemon import TESTS, Daemon
 from support.random_buffers import Mixture
+from support.rawclient import RemoteError
 from support.reference import DeviceLost
 from support.stress import stress
 
@@ -56,7 +57,11 @@ def nothing_left(daemon: Daemon) -> None:
             if not any(left.values()):
                 return
             # Frees are done when the device's thread next wakes; the memory of the last batches goes then.
-            buffer = client.call("buffer.create", size=4)["buffer"]
+            try:
+                buffer = client.call("buffer.create", size=4)["buffer"]
+            except RemoteError as error:  # one of the faults that nobody has met yet
+                assert error.code == "out_of_memory"
+                continue
             client.call("buffer.free", buffer=buffer)
     raise AssertionError(f"left: {left}")
 
