@@ -17,7 +17,7 @@ from support.random_buffers import MIB, BufferProgram, Mixture
 from support.random_graphs import RandomGraph
 from support.random_many import random_many
 from support.rawclient import RawClient
-from support.reference import Bytes, Memory
+from support.reference import Bytes, Memory, Sent
 
 # On their way, of one connection: less than what the daemon stops reading at, and than its queue takes.
 _MOST_BYTES = 96 * MIB
@@ -31,12 +31,12 @@ class Program(BufferProgram):
         super().__init__(client, seed, mixture)
         self.graphs: dict[int, RandomGraph] = {}
         self.modules = {name: self._load(kernel) for name, kernel in KERNELS.items()}
-        for _ in range(4):
+        for _ in range(4 if self.most < 10 else 30):
             self.create()
         self._weights: dict[Callable[[], None], int] = {
             self.dispatch: 30, self.many: 10, self.graph: 14, self.write: 12, self.read: 12, self.copy: 10,
             self.create: 3, self.free: 3, self.repeat: 8, self.cancel: 3 if mixture.disturb else 0,
-            self.make_graph: 2, self.share_memory: 2 if mixture.share else 0,
+            self.make_graph: 2, self.share_memory: 2 if mixture.share else 0, self.vain: 2 if mixture.disturb else 0,
         }  # fmt: skip
 
     def _load(self, kernel: Kernel) -> int:
@@ -45,11 +45,14 @@ class Program(BufferProgram):
         return self.handle
 
     def burst(self, count: int) -> None:
-        """Send so many requests, without waiting."""
+        """Send so many requests, without waiting; half of the bursts are of a few kinds only, which then meet."""
+        acts = list(self._weights)
+        if self.rng.random() < 0.5:
+            acts = [*self.rng.sample(acts, 3), self.repeat]
         for _ in range(count):
             if self.bytes > _MOST_BYTES or len(self.reference.waiting) > _MOST_REQUESTS:
                 self.settle()
-            [act] = self.rng.choices(list(self._weights), list(self._weights.values()))
+            [act] = self.rng.choices(acts, [self._weights[act] + 0.01 for act in acts])
             act()
             self.drain()
 
@@ -81,11 +84,27 @@ class Program(BufferProgram):
         if not waiting:
             return
         sent = self.rng.choice(waiting[-30:])
-        if sent.msgid in self.reference.cancels.values() or (sent.creates and sent.creates not in self.sizes):
+        if sent.creates and sent.creates not in self.sizes:
             return
         if sent.what.startswith(("buffer.free", "graph.create", "graph.free")):
             return  # what comes behind counts on it
-        self.reference.cancels[self.client.send("cancel", msgid=sent.msgid)] = sent.msgid
+        self.cancel_it(sent)
+
+    def cancel_it(self, sent: Sent) -> None:
+        if sent.msgid not in self.reference.cancels.values():
+            self.reference.cancels[self.client.send("cancel", msgid=sent.msgid)] = sent.msgid
+
+    def vain(self) -> None:
+        """Launches with a buffer that may never come to be."""
+        handle = self.handle + 1
+        self.create()
+        creation = self.reference.waiting[-1]
+        if creation.creates != handle:
+            return
+        for _ in range(self.rng.choice([1, 3, 6])):
+            self.rng.choice([self.dispatch, self.many, self.copy])()
+        if handle in self.sizes:
+            self.cancel_it(creation)
 
     # Launches
 
@@ -101,7 +120,7 @@ class Program(BufferProgram):
         """A launch, that may come again."""
         options = self.options()
         self.send(method, effect, needs, **params, **options)
-        if not options and len(self.again) < 50:
+        if not options and len(self.again) < 50 and params.get("count", 1) <= 200:
             self.again.append(lambda: void(self.send(method, effect, needs, **params)))
 
     def repeat(self) -> None:

@@ -78,11 +78,12 @@ class RandomGraph:
         self.numbers: dict[str, str] = {}
         self.fixed: set[int] = set()
         self.nodes: list[_Node] = []
+        kinds = _NAMES if rng.random() < 0.4 else (*_NAMES, "copy", "copy", "fill")
         wanted = rng.randrange(1, 8)
         for _ in range(200):
             if len(self.nodes) == wanted:
                 break
-            node = self._node(rng.choice([*_NAMES, "copy", "copy", "fill"]))
+            node = self._node(rng.choice(kinds))
             if node is not None and self._may(node, {}):
                 self._note(node)
                 self.nodes.append(node)
@@ -91,7 +92,7 @@ class RandomGraph:
         used = {ref[0] for node in self.nodes for ref in node.refs if type(ref[0]) is str}
         for name in sorted(used & _OUTPUTS):
             if name not in self._written():
-                self.nodes.append(_Node(None, [(name, 0, 4 * (words // 2 or 1))], value=rng.randrange(1 << 31)))
+                self.nodes.append(_Node(KERNELS["increment"], [(name, 0, min(4 * words, 4 * LOCAL))], groups=1))
         self.sizes = {name: size for name, size in self._whole.items() if name in used | {"y"} & self._written()}
 
     def _written(self) -> set[str]:

@@ -24,9 +24,11 @@ def stress(
     until = time.monotonic() + seconds
     counts: dict[str, int] = {}
     with ExitStack() as stack:
+        connections = [stack.enter_context(ReadingClient(daemon.path, timeout=120)) for _ in range(clients)]
         programs = []
-        for number in range(clients):
-            program = Program(ReadingClient(daemon.path, timeout=120), seed * 1000 + number, mixture)
+        for number, connection in enumerate(connections):
+            connection.beside = [other for other in connections if other is not connection]
+            program = Program(connection, seed * 1000 + number, mixture)
             stack.callback(program.close)
             programs.append(program)
         try:
