@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from support.affine import (
@@ -542,6 +543,26 @@ def test_a_full_queue_says_so(any_client: RawClient) -> None:
     for msgid in sent[:2]:
         assert client.call("cancel", msgid=msgid)["cancelled"]
     assert client.wait(gone) == {}
+
+
+def test_who_floods_a_model_does_not_hold_up_another(any_daemon: Daemon) -> None:
+    """Far fewer batches run between another's request and its answer than the flood needs, which came first."""
+    with any_daemon.client() as flood, any_daemon.client() as other:
+        load(other, "f", instance_group={"count": 1})
+        check(other.wait(infer(other, [[1]], "f")), [[1]])
+        sent = range(flood.msgid + 1, flood.msgid + 4001)
+        given = {"name": "f", "inputs": inputs([[1]])}
+        flood.sock.sendall(b"".join(msgpack.packb([0, msgid, "model.infer", [given]]) for msgid in sent))
+        before = statistics(other, "f")
+        while before["queued"] < 2000 and before["accepted"] <= len(sent):
+            before = statistics(other, "f")
+        assert before["queued"] >= 2000, "no flood"
+        check(other.wait(infer(other, [[2]], "f")), [[2]])
+        ran = statistics(other, "f")["execution_count"] - before["execution_count"]
+        assert ran < before["queued"] // 8 // 4
+        for msgid in sent:
+            check(flood.wait(msgid), [[1]])
+        other.call("model.unload", name="f")
 
 
 def test_answers_in_order(any_client: RawClient) -> None:

@@ -67,8 +67,9 @@ class World:
         samples = min(rng.choice([1, 1, 1, 2, 4, 7]), self.largest)
         priority, timeout_us = rng.choice([0, 1, 2, 3, 9]), rng.choice([0, 0, 40, 1000])
         deadline = self.policy.deadline_ns(priority, self.now, timeout_us)
-        request = Request(self.ids, samples, rng.choice([1, 1, 2, 3]), priority, self.now, deadline)
-        room = self.plain.enqueue(self.ids, samples, request.group, priority, timeout_us, self.now)
+        client = rng.choice([1, 1, 1, 1, 2, 2, 3, self.ids])
+        request = Request(self.ids, samples, rng.choice([1, 1, 2, 3]), priority, self.now, deadline, client=client)
+        room = self.plain.enqueue(self.ids, samples, request.group, priority, timeout_us, self.now, client)
         if room:
             self.batcher.enqueue(request, self.now)
             self.alive[self.ids] = request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,41 @@ class Waiting:
     received_ns: int
     deadline_ns: int
     number: int
+    client: Any
+    start: int = 0
     delayed: bool = False
 
     @property
-    def turn(self) -> tuple[int, bool, int]:
-        return self.level, self.delayed, self.number
+    def turn(self) -> tuple[int, bool, int, int]:
+        return self.level, self.delayed, self.start, self.number
+
+
+class PlainTurns:
+    """Start-time fair queueing of those in time of a level, or of its delayed ones. Forgets nobody while one waits."""
+
+    def __init__(self) -> None:
+        self.now = self.since = 0
+        self.waiting: list[Waiting] = []
+        self.starts: dict[Any, int] = {}
+        self.ends: dict[Any, int] = {}
+        self.served: dict[Any, int] = {}
+
+    def enter(self, w: Waiting) -> None:
+        last = self.starts[w.client] if any(other.client == w.client for other in self.waiting) else 0
+        w.start = max(self.now, self.ends.get(w.client, 0), last)
+        self.starts[w.client], self.ends[w.client] = w.start, w.start + w.samples
+        self.waiting.append(w)
+
+    def leave(self, w: Waiting, served: bool) -> None:
+        self.waiting.remove(w)
+        if served:
+            self.served[w.client] = w.start + w.samples
+        self.ends[w.client] -= 0 if served else w.samples
+        if all(other.client != w.client for other in self.waiting):
+            self.ends[w.client] = self.served.get(w.client, 0)
+        if not self.waiting:
+            self.ends.clear()
+            self.served.clear()
 
 
 class PlainBatcher:
@@ -37,13 +68,16 @@ class PlainBatcher:
         self.preferred = [size for size in policy.preferred_batch_size if size <= largest] or [largest]
         self.delay_ns = policy.max_queue_delay_microseconds * 1000
         self.waiting: list[Waiting] = []
+        self.turns: dict[tuple[int, bool], PlainTurns] = defaultdict(PlainTurns)
         self.expired: list[int] = []
         self.in_flight: list[int] = []
         self.left_waiting_ns = -1
         self.numbers = self.serial = self.answered = 0
         self.done_serials: set[int] = set()
 
-    def enqueue(self, id: int, samples: int, group: Any, priority: int, timeout_us: int, now: int) -> bool:
+    def enqueue(
+        self, id: int, samples: int, group: Any, priority: int, timeout_us: int, now: int, client: Any
+    ) -> bool:  # fmt: skip
         """Whether there is room."""
         self.sweep(now)
         level = self.policy.level(priority)
@@ -52,24 +86,35 @@ class PlainBatcher:
             return False
         self.numbers += 1
         deadline = self.policy.deadline_ns(priority, now, timeout_us)
-        self.waiting.append(Waiting(id, samples, group, level, now, deadline, self.numbers))
+        client = None if self.policy.preserve_ordering else client
+        self._enter(Waiting(id, samples, group, level, now, deadline, self.numbers, client))
         if len(self.in_flight) == self.instances:
             self.left_waiting_ns = now
         return True
 
     def cancel(self, id: int) -> bool:
         found = [w for w in self.waiting if w.id == id]
-        self.waiting = [w for w in self.waiting if w.id != id]
+        for w in found:
+            self._leave(w, False)
         return bool(found)
+
+    def _enter(self, w: Waiting) -> None:
+        self.waiting.append(w)
+        self.turns[w.level, w.delayed].enter(w)
+
+    def _leave(self, w: Waiting, served: bool) -> None:
+        self.waiting.remove(w)
+        self.turns[w.level, w.delayed].leave(w, served)
 
     def sweep(self, now: int) -> None:
         for w in sorted(self.waiting, key=lambda w: (w.deadline_ns, w.number)):
             if w.deadline_ns and w.deadline_ns <= now and not w.delayed:
+                self._leave(w, False)
                 if self.policy.queue_policy(w.level).timeout_action == "DELAY":
                     self.numbers += 1
                     w.delayed, w.number = True, self.numbers
+                    self._enter(w)
                 else:
-                    self.waiting.remove(w)
                     self.expired.append(w.id)
 
     def expire(self, now: int) -> list[int]:
@@ -124,7 +169,15 @@ class PlainBatcher:
 
     def leave(self, ids: list[int], now: int) -> int:
         """A batch goes; its serial."""
-        self.waiting = [w for w in self.waiting if w.id not in ids]
+        batch = sorted((w for w in self.waiting if w.id in ids), key=lambda w: w.turn)
+        for key, turns in self.turns.items():
+            first = next((w for w in batch if (w.level, w.delayed) == key), None)
+            if first is not None and first.start >= turns.now:
+                late = first.start == turns.now
+                if not late or first.number > turns.since:
+                    turns.now, turns.since = first.start + late, self.numbers
+        for w in batch:
+            self._leave(w, True)
         self.serial += 1
         self.in_flight.append(self.serial)
         if self.waiting and len(self.in_flight) == self.instances:

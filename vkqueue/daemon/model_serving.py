@@ -129,7 +129,7 @@ class Serving:
         session, msgid, shape, now = infer.session, infer.msgid, infer.shape, infer.received
         # Without a time-out of its own `enqueue` gives it that of its level.
         deadline = self._policy.deadline_ns(priority, now, timeout_us) if timeout_us else 0
-        request = Request((session.id, msgid), shape.samples, shape.group, priority, now, deadline, infer)
+        request = Request((session.id, msgid), shape.samples, shape.group, priority, now, deadline, infer, session.id)
         self.batcher.enqueue(request, now)
         self.statistics.accepted += 1
         session.open_jobs += 1

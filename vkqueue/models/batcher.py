@@ -2,7 +2,7 @@
 state and time.
 
 With `instances` batches in flight nothing leaves; what comes meanwhile piles up. With fewer the batch that could leave
-is looked at, which is what fits of the first group (`queue`). It leaves
+is looked at, which is what fits of the first group (`queue`; clients take turns, `fair`). It leaves
 
 - "predicted" or "full": when no further request fits, for its time on the device or for its size (with
   `preserve_ordering` also "full": when the next is of another group);
@@ -138,7 +138,7 @@ class DynamicBatcher:
         return self._queue.find(id)
 
     def enqueue(self, request: Request, now: int) -> None:
-        """Append a request to its level.
+        """A request of its level waits for its client's turn.
 
         Raises:
             OverloadedError: `max_queue_size` requests wait there.
@@ -158,7 +158,10 @@ class DynamicBatcher:
             )
         if not request.deadline_ns and rules.default_timeout_microseconds:
             request.deadline_ns = request.received_ns + rules.default_timeout_microseconds * 1000
-        # Requests that must not overtake each other are one group here; `_cut` ends where the real group changes.
+        # Requests that must not overtake each other are one group here, and as if of one client; `_cut` ends where the
+        # real group changes.
+        if self.policy.preserve_ordering:
+            request.client = None
         self._queue.add(request, level, None if self.policy.preserve_ordering else request.group)
         if self.full:
             self._full_ns = now
@@ -258,7 +261,7 @@ class DynamicBatcher:
         return best or (len(requests) if over > self._largest else 0)
 
     def _close(self, requests: list[Request], reason: str, now: int) -> Batch:
-        self._queue.remove(requests)
+        self._queue.serve(requests)
         self._serial += 1
         samples = sum(request.samples for request in requests)
         self.in_flight.add(self._serial)

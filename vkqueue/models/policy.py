@@ -37,7 +37,7 @@ class BatchingPolicy:
         preferred_batch_size: rising sizes, in samples; a batch of one of them leaves at once. None given: the model's
             `max_batch_size`.
         max_queue_delay_microseconds: how long a request waits at most for others to fill its batch.
-        preserve_ordering: requests are answered in the order in which they left the queue.
+        preserve_ordering: requests leave the queue in the order in which they came, and are answered in that.
         priority_levels: levels are 1 (served first) to this; 0: there are none.
         default_priority_level: of requests that name none, or one that there is not.
         default_queue_policy: of levels without one of their own.

@@ -1,8 +1,9 @@
 """Requests that wait for a batch, in groups: those of one group may share a batch, those of two never do.
 
-A group is a *candidate* once it may be worth a look: as one with enough samples, or whose oldest request has waited
-long enough. Of the candidates that one is looked at first whose head has the highest priority and, of those, has waited
-longest. Every step takes O(log n) for n requests (and what is found in a group's few levels).
+Requests are ranked: by level of priority, those whose time is over behind the others of their level, and then by their
+clients' turns (`fair`). A group is a *candidate* once it may be worth a look: as one with enough samples, or whose
+oldest request has waited long enough. Of the candidates that one is looked at first whose head ranks first. Every step
+takes O(log n) for n requests (and what is found in a group's few levels).
 """
 
 from __future__ import annotations
@@ -10,10 +11,16 @@ from __future__ import annotations
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
+from heapq import heappop, heappush
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
 from vkqueue.heap import LazyHeap
+from vkqueue.models.fair import Turns
+
+# Arbitrary: below it, looking for starts of which all requests have left is not worth the while.
+_FEW = 64
 
 
 class Request:
@@ -27,15 +34,21 @@ class Request:
         received_ns: when it came.
         deadline_ns: when it has waited too long; 0: what its level has as default.
         payload: the caller's own.
+        client: whose it is; clients take turns.
 
     Attributes:
         delayed: whether its time is over and it waits behind the others ("DELAY").
+        gone: whether it waits no more, or not yet.
         home: where it waits, None while it does not.
+        order: in which requests came, or were put behind the others.
+        place: of its lane: twice the level, and one more once it is delayed.
+        start: in the virtual time of its place; within it those of smaller start go first, then those of smaller order.
+        without_deadline: whether nothing happens to it any more while it waits: it is gone or delayed.
     """
 
     __slots__ = (
-        "deadline_ns", "delayed", "group", "home", "id", "order", "payload", "place", "priority", "received_ns",
-        "samples",
+        "client", "deadline_ns", "delayed", "gone", "group", "home", "id", "order", "payload", "place", "priority",
+        "received_ns", "samples", "start", "without_deadline",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +60,7 @@ class Request:
         received_ns: int = 0,
         deadline_ns: int = 0,
         payload: Any = None,
+        client: Hashable = None,
     ) -> None:
         self.id = id
         self.samples = samples
@@ -55,20 +69,74 @@ class Request:
         self.received_ns = received_ns
         self.deadline_ns = deadline_ns
         self.payload = payload
+        self.client = client
         self.delayed = False
+        self.gone = self.without_deadline = True
         self.home: Group | None = None
-        self.order = 0  # in which requests came, or were put behind the others
-        self.place = 0  # of its lane: twice the level, and one more once it is delayed
+        self.order = self.place = self.start = 0
 
-    @property
-    def gone(self) -> bool:
-        """Whether it left the queue."""
-        return self.home is None
 
-    @property
-    def without_deadline(self) -> bool:
-        """Whether nothing happens to it any more while it waits."""
-        return self.home is None or self.delayed
+class _Lane:
+    """Requests of a group that are in one place, by start, and those of a start as they came.
+
+    Starts that were looked at lie in `_front`, in order, and come before all in the heap; so each is taken from the
+    heap once, though it be looked at often. Of some all requests may have left: of as many as have any, or a few.
+
+    Attributes:
+        starts: start → its requests by order; those in `_front` and in the heap.
+        count: requests.
+    """
+
+    __slots__ = ("_front", "_heap", "count", "starts")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.starts: dict[int, OrderedDict[int, Request]] = {}
+        self._front: list[int] = []
+        self._heap: list[int] = []
+
+    def __iter__(self) -> Iterator[Request]:
+        """Requests in order."""
+        front, seen = self._front, 0
+        while True:
+            if seen == len(front):
+                if not self._heap:
+                    return
+                front.append(heappop(self._heap))
+            yield from self.starts[front[seen]].values()
+            seen += 1
+
+    def put(self, request: Request) -> None:
+        """Add a request."""
+        self.count += 1
+        start = request.start
+        equals = self.starts.get(start)
+        if equals is None:
+            if len(self.starts) > 2 * self.count + _FEW:
+                self.starts = {start: some for start, some in self.starts.items() if some}
+                self._front, self._heap = [], sorted(self.starts)
+            equals = self.starts[request.start] = OrderedDict()
+            front = self._front
+            if front and start < front[-1]:
+                for known in front:
+                    heappush(self._heap, known)
+                front.clear()
+            heappush(self._heap, start)
+        equals[request.order] = request
+
+    def first(self) -> tuple[int, int]:
+        """Start and order of the first request; there is one."""
+        starts, front, heap = self.starts, self._front, self._heap
+        left = 0
+        while left < len(front) and not starts[front[left]]:
+            del starts[front[left]]
+            left += 1
+        if left:
+            del front[:left]
+        while not front and not starts[heap[0]]:
+            del starts[heappop(heap)]
+        start = front[0] if front else heap[0]
+        return start, next(iter(starts[start]))
 
 
 class _Ticket:
@@ -88,7 +156,7 @@ class Group:
         samples: of all of them.
         count: how many.
         oldest_ns: receipt of the one that waited longest.
-        head: of the first that leaves, a number that is smaller the earlier its turn is.
+        head: of the first that leaves, a number that is smaller the earlier its turn is: place, start, order.
         key: by which it is known in the queue; with `preserve_ordering` one for all requests, whatever their group.
         candidate: whether it is to be looked at.
         ticket: its place in the heap of candidates or in that of the others.
@@ -104,30 +172,30 @@ class Group:
         self.head = 0
         self.candidate = False
         self.ticket: _Ticket | None = None
-        self._lanes: dict[int, OrderedDict[int, Request]] = {}
+        self._lanes: dict[int, _Lane] = {}
         self._places: list[int] = []  # of the lanes, rising; each has a request
         self._ages: LazyHeap[Request] = LazyHeap(attrgetter("gone"))
 
     def __iter__(self) -> Iterator[Request]:
         """Requests in the order in which they leave."""
-        for place in self._places:
-            yield from self._lanes[place].values()
+        return chain.from_iterable([self._lanes[place] for place in self._places])
 
     def put(self, request: Request) -> None:
-        """Add a request to the end of its lane."""
+        """Add a request to its lane."""
         lane = self._lanes.get(request.place)
         if lane is None:
-            lane = self._lanes[request.place] = OrderedDict()
+            lane = self._lanes[request.place] = _Lane()
             insort(self._places, request.place)
-        lane[request.order] = request
+        lane.put(request)
         self.count += 1
         self.samples += request.samples
 
     def take(self, request: Request) -> None:
         """Remove a request."""
         lane = self._lanes[request.place]
-        del lane[request.order]
-        if not lane:
+        lane.count -= 1
+        del lane.starts[request.start][request.order]
+        if not lane.count:
             del self._lanes[request.place]
             self._places.remove(request.place)
         self.count -= 1
@@ -135,7 +203,7 @@ class Group:
 
     def comes_first(self, request: Request) -> bool:
         """Whether a request that was put last is served before all others."""
-        return self.count == 1 or request.place < self.head >> 64
+        return self.count == 1 or request.place << 64 | request.start < self.head >> 64
 
     def age(self, request: Request) -> None:
         """Count a new request's time too."""
@@ -148,9 +216,10 @@ class Group:
         return first[0]
 
     def find_head(self) -> int:
-        """A number that is smaller the earlier the first request is served: place, then arrival."""
+        """What `head` has to be."""
         place = self._places[0]
-        return place << 64 | next(iter(self._lanes[place]))
+        start, order = self._lanes[place].first()
+        return (place << 64 | start) << 64 | order
 
 
 class RequestQueue:
@@ -172,6 +241,7 @@ class RequestQueue:
         self._candidates: LazyHeap[_Ticket] = LazyHeap(attrgetter("stale"))
         self._others: LazyHeap[_Ticket] = LazyHeap(attrgetter("stale"))
         self._deadlines: LazyHeap[Request] = LazyHeap(attrgetter("without_deadline"))
+        self._turns: dict[int, Turns] = {}  # place → of those that wait there, in whatever group
         self._order = 0
         self.sizes: dict[int, int] = {}
 
@@ -179,13 +249,13 @@ class RequestQueue:
         return len(self._requests)
 
     def add(self, request: Request, level: int, key: Hashable) -> None:
-        """Append a request to its level.
+        """A request of a level waits for its client's turn.
 
         Args:
             key: of its group here.
         """
-        self._order += 1
-        request.order, request.place = self._order, 2 * level
+        request.gone = request.without_deadline = False
+        self._rank(request, 2 * level)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(key)
@@ -201,16 +271,31 @@ class RequestQueue:
         if candidate != group.candidate or group.comes_first(request) or request.received_ns < group.oldest_ns:
             self._changed(group, candidate)
 
+    def serve(self, requests: list[Request]) -> None:
+        """Requests that wait leave as a batch; they are in order."""
+        self._leave(requests, True)
+
     def remove(self, requests: list[Request]) -> None:
-        """Requests that wait leave."""
+        """Requests that wait leave, and are not served."""
+        self._leave(requests, False)
+
+    def _leave(self, requests: list[Request], served: bool) -> None:
         groups: dict[Hashable, Group] = {}
+        place = -1
         for request in requests:
             group, request.home = request.home, None
             assert group is not None
+            request.gone = request.without_deadline = True
             del self._requests[request.id]
             group.take(request)
+            if request.place != place:
+                place = request.place
+                turns = self._turns[place]
+                if served:
+                    turns.serve(request.start, request.order, self._order)
+            turns.leave(request.client, request.start, request.samples, served)
             groups[group.key] = group
-            level = request.place >> 1
+            level = place >> 1
             self.sizes[level] -= 1
             if not self.sizes[level]:
                 del self.sizes[level]
@@ -226,10 +311,9 @@ class RequestQueue:
         group = request.home
         assert group is not None
         group.take(request)
-        self._order += 1
-        request.order = self._order
-        request.delayed = True
-        request.place |= 1
+        self._turns[request.place].leave(request.client, request.start, request.samples, False)
+        request.delayed = request.without_deadline = True
+        self._rank(request, request.place | 1)
         group.put(request)
         self._changed(group, True)
 
@@ -238,6 +322,16 @@ class RequestQueue:
         requests = sorted(self._requests.values(), key=attrgetter("order"))
         self.remove(requests)
         return requests
+
+    # Turns
+
+    def _rank(self, request: Request, place: int) -> None:
+        turns = self._turns.get(place)
+        if turns is None:
+            turns = self._turns[place] = Turns()
+        self._order += 1
+        request.order, request.place = self._order, place
+        request.start = turns.enter(request.client, request.samples)
 
     # Deadlines
 
