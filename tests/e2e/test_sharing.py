@@ -73,9 +73,7 @@ def floats(*values: float) -> bytes:
 
 def nothing_shared(client: RawClient) -> None:
     """Wait until the device has given back all memory that clients shared: behind the last work on it."""
-    until(
-        lambda: not client.call("stats")["devices"][0]["memory"]["shared_bytes"], "the memory is not given back"
-    )
+    until(lambda: not client.call("stats")["devices"][0]["memory"]["shared_bytes"], "the memory is not given back")
 
 
 def until(there: Callable[[], bool], complaint: str) -> None:
@@ -205,9 +203,7 @@ def test_requests_that_are_refused_unread_take_their_descriptor_along(
         assert client.call("buffer.read", buffer=client.wait(good)["buffer"], size=5)["data"] == b"right"
 
 
-def test_requests_cut_anywhere_and_several_in_one_message(
-    sharing: Daemon, memory: Callable[..., SharedMemory]
-) -> None:
+def test_requests_cut_anywhere_and_several_in_one_message(sharing: Daemon, memory: Callable[..., SharedMemory]) -> None:
     with sharing.client() as client, sharing.client() as other:
         memories = [memory(4096) for _ in range(4)]
         for index, one in enumerate(memories):
@@ -243,6 +239,26 @@ def test_many_pipelined_behind_a_module(sharing: Daemon, memory: Callable[..., S
         for index, msgid in enumerate(sent):
             assert client.wait(msgid) == {"buffer": 2 + index, "size": 4096}
             assert client.wait(msgid + 1) == {"data": bytes([index])}
+
+
+def test_memory_that_many_launches_used_is_let_go(sharing: Daemon, memory: Callable[..., SharedMemory]) -> None:
+    """What is kept for requests with the same arguments does not keep it mapped."""
+
+    def mapped() -> int:
+        return Path(f"/proc/{sharing.process.pid}/maps").read_text().count("memfd:test")
+
+    with sharing.client() as client:
+        nothing_shared(client)
+        until(lambda: not mapped(), "what was before is still mapped")
+        one = memory(4096)
+        module, shared = client.call("module.load", spirv=AXPY)["module"], share(client, one)
+        many = {"module": module, "count": 2, "scalars": [64, 1.0], "grid": [1]}
+        for _ in range(2):
+            client.call("dispatch_many", **many, args=[[shared, 0, 256], [shared, 256, 256]])
+        assert mapped()
+        client.call("buffer.free", buffer=shared)
+        nothing_shared(client)
+        until(lambda: not mapped(), "it is still mapped")
 
 
 def test_surplus_descriptors_end_the_connection(sharing: Daemon, memory: Callable[..., SharedMemory]) -> None:
@@ -319,9 +335,7 @@ def test_rule_32_a_client_killed_with_copies_under_way(sharing: Daemon) -> None:
         assert other.call("stats")["clients"] == 1
 
 
-def test_the_pages_are_not_what_another_connection_sees(
-    sharing: Daemon, memory: Callable[..., SharedMemory]
-) -> None:
+def test_the_pages_are_not_what_another_connection_sees(sharing: Daemon, memory: Callable[..., SharedMemory]) -> None:
     with sharing.client() as client, sharing.client() as other:
         one = memory(4096)
         buffer = share(client, one)

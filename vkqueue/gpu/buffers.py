@@ -257,7 +257,7 @@ class Buffers:
             self._imported -= 1
             buffer.free()
         else:
-            buffer.taking.clear()  # which name the buffer
+            buffer.let_go()
             self.destroy(buffer.store)
 
     def empty_range(self, buffer: ClientBuffer) -> tuple[int, int, int]:

@@ -117,7 +117,9 @@ class ImportedBuffer:
         return device.create("VkDeviceMemory", info)
 
     def free(self) -> None:
-        """Give the pages back; nothing on the device may use them any more."""
+        """Give the pages back; nothing on the device may use them any more. They are unmapped with the last reference,
+        of which whoever still knows this buffer has none."""
         self._device.destroy("VkBuffer", self.handle)
         self._device.destroy("VkDeviceMemory", self._memory)
         _IN_USE.discard(self.shared)
+        del self.shared

@@ -49,6 +49,11 @@ class MirroredBuffer:
         self.empty: DeviceBuffer | None = None
         self.taking: list[Taking] = []
 
+    def let_go(self) -> None:
+        """Of the pages; the device does not use the buffer any more."""
+        self.taking.clear()  # which name the buffer
+        del self.shared
+
     def bring(self, spans: Iterable[Span]) -> None:
         """W. Copy these bytes from the pages to the buffer, but for those that unfinished batches write."""
         self.taking = [taking for taking in self.taking if not taking.done]
