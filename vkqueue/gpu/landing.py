@@ -8,6 +8,7 @@ costs about as much as one copy of them (5 ms for 64 MiB on an H200), so it is d
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import weakref
 from collections import OrderedDict
@@ -20,8 +21,13 @@ from vkqueue.gpu.imported import ImportedBuffer
 from vkqueue.large import LARGE, is_kept, new_large, pages_at
 from vkqueue.model import Shared
 
+log = logging.getLogger("vkqueue.gpu")
+
 # Imported at once, in bytes: twice what `large` keeps while nobody uses it, for there are those in use. Arbitrary.
 _MAX_BYTES = 256 << 20
+# Refusals of a driver in a row before it is not asked any more. Arbitrary: one may have no memory for a moment, or not
+# take pages that another device has.
+_MOST_REFUSALS = 8
 _MADV_DONTFORK: int | None = getattr(mmap, "MADV_DONTFORK", None)
 
 
@@ -93,6 +99,7 @@ class Landings:
         self._device = device
         self._usage = usage
         self._able = able
+        self._refusals = 0
         self._met: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
         self._imported: OrderedDict[mmap.mmap, Landing] = OrderedDict()  # longest unused first
 
@@ -167,12 +174,17 @@ class Landings:
             pages.madvise(_MADV_DONTFORK)
         shared = Shared((ctypes.c_ubyte * len(pages)).from_buffer(pages))
         try:
-            return Landing(ImportedBuffer(self._device, shared, len(pages), self._usage))
+            landing = Landing(ImportedBuffer(self._device, shared, len(pages), self._usage))
         except DeviceLostError:
             raise
-        except VkqueueError:
-            self._able = False  # it is only a short cut
+        except VkqueueError as error:  # it is only a short cut
+            self._refusals += 1
+            self._able = self._refusals < _MOST_REFUSALS
+            self._met.discard(pages)
+            log.info("large payloads of %d bytes are copied: %s", len(pages), error.message)
             return None
+        self._refusals = 0
+        return landing
 
     def _make_room(self, size: int) -> None:
         for pages, landing in list(self._imported.items()):

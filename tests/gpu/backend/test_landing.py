@@ -136,13 +136,26 @@ def test_pages_that_cannot_be_imported_are_copied(rig: Rig) -> None:
     target = rig.buffer(SIZE)
     assert rig.run(rig.write(target, bytes(SIZE))).errors == {}  # staging memory is there now
     rig.bytes_of(target)
-    with binding.inject("vkAllocateMemory", "VK_ERROR_INVALID_EXTERNAL_HANDLE", times=1):
-        for turn in range(4):
+
+    def move(turns: int) -> None:
+        for turn in range(turns):
             data = landed(turn)
             expected = bytes(data)
             assert rig.run(rig.write(target, data)).errors == {}
             del data
             assert rig.bytes_of(target) == expected
+
+    with binding.inject("vkAllocateMemory", "VK_ERROR_INVALID_EXTERNAL_HANDLE", times=3):
+        move(12)
+        assert "vkAllocateMemory" not in binding.faults or not binding.faults["vkAllocateMemory"]
+        move(6)
+    assert landings(rig)._imported, "what is refused for a moment is tried again"
+    landings(rig).trim()
+    with binding.inject("vkAllocateMemory", "VK_ERROR_INVALID_EXTERNAL_HANDLE", times=100):
+        move(30)
+        left = len(binding.faults["vkAllocateMemory"])
+        move(10)
+        assert len(binding.faults["vkAllocateMemory"]) == left, "in the end the driver is not asked any more"
     assert not landings(rig)._imported
 
 
