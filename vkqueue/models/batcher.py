@@ -188,6 +188,8 @@ class DynamicBatcher:
         return self._expired[0].deadline_ns if self._expired else self._queue.next_deadline_ns()
 
     def _sweep(self, now: int) -> None:
+        if not self._queue.timed:
+            return  # without looking: it is asked for thrice for each request
         while (request := self._queue.past_deadline(now)) is not None:
             if self.policy.queue_policy(request.place >> 1).timeout_action == "DELAY":
                 self._queue.delay(request)

@@ -231,6 +231,7 @@ class RequestQueue:
 
     Attributes:
         sizes: level → requests that wait there, delayed ones too.
+        timed: whether one with a deadline ever came.
     """
 
     def __init__(self, enough: int, delay_ns: int) -> None:
@@ -244,6 +245,7 @@ class RequestQueue:
         self._turns: dict[int, Turns] = {}  # place → of those that wait there, in whatever group
         self._order = 0
         self.sizes: dict[int, int] = {}
+        self.timed = False
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -265,6 +267,7 @@ class RequestQueue:
         self._requests[request.id] = request
         self.sizes[level] = self.sizes.get(level, 0) + 1
         if request.deadline_ns:
+            self.timed = True
             self._deadlines.push(request.deadline_ns, request.order, request)
         candidate = group.candidate or group.samples >= self._enough
         # Behind others, and no longer there than the oldest, it changes neither.
