@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.daemon import Daemon
+from support.daemon import LAVAPIPE, Daemon, two_devices
 from support.random_buffers import Mixture
 from support.stress import stress
 
@@ -29,7 +30,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "resizable BAR": {"memory": "resizable BAR", "config": "debug_labels = true\n"},
     "mirrored": {"config": f"external_memory_host = false\n{FEW}"},
     "not coherent": {"memory": "not coherent"},
+    "without robustness2": {"memory": "discrete", "env": {"VKQUEUE_TEST_ROBUSTNESS2": "0"}, "config": FEW},
     "discrete, large": {"memory": "discrete", "mixture": Mixture(large=0.5)},
+    "two devices": {"memory": "discrete", "clients": 4, "config": FEW},
     "many clients": {"clients": 8, "config": "[batching]\nmax_batch_jobs = 16\nmax_batch_gpu_ms = 2\n"},
     "undisturbed": {"mixture": Mixture(share=False, disturb=False)},
 }
@@ -39,9 +42,14 @@ BRIEFLY = ("as it comes", "sets, one batch at a time", "discrete, small batches"
 @pytest.mark.timeout(60 + 3 * SECONDS)
 @pytest.mark.parametrize("way", WAYS if SECONDS else BRIEFLY)
 def test_rules_11_and_43_any_program_has_the_result_of_one_request_after_the_other(
-    start: Callable[..., Daemon], way: str
+    start: Callable[..., Daemon], tmp_path: Path, way: str
 ) -> None:
     options = dict(WAYS[way])
+    if way == "two devices":
+        if not Path(LAVAPIPE).exists():
+            pytest.skip("lavapipe is not installed here")
+        twice = two_devices(tmp_path)
+        options |= {**twice, "config": twice["config"] + options["config"]}
     clients, mixture = options.pop("clients", 2), options.pop("mixture", Mixture())
     daemon = start(**options, watch=True)
     until = time.monotonic() + SECONDS

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import affine
-from support.daemon import LAVAPIPE, Daemon
+from support.daemon import LAVAPIPE, Daemon, two_devices
 from support.e2e import code, create, load, read, refused
 
 pytestmark = pytest.mark.gpu
@@ -19,11 +19,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     if not Path(LAVAPIPE).exists():
         pytest.skip("lavapipe is not installed here")
     folder = tmp_path_factory.mktemp("two")
-    again = folder / "again.json"  # under another name, or the loader takes it for the same
-    again.write_text(Path(LAVAPIPE).read_text())
-    drivers = f"{LAVAPIPE}:{again}"
-    config = 'select = "all"\n'
-    daemon = Daemon(folder, config=config, env={"VK_DRIVER_FILES": drivers, "VK_ICD_FILENAMES": drivers})
+    daemon = Daemon(folder, **two_devices(folder))
     yield daemon
     assert daemon.stop() == 0
     assert not daemon.complaints()

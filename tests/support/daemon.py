@@ -38,6 +38,14 @@ def lavapipe_environment() -> dict[str, str]:
     return env
 
 
+def two_devices(folder: Path) -> dict[str, Any]:
+    """Options for a Daemon with lavapipe twice; a file goes into the folder."""
+    again = folder / "again.json"  # under another name, or the loader takes it for the same
+    again.write_text(Path(LAVAPIPE).read_text())
+    drivers = f"{LAVAPIPE}:{again}"
+    return {"config": 'select = "all"\n', "env": {"VK_DRIVER_FILES": drivers, "VK_ICD_FILENAMES": drivers}}
+
+
 class Daemon:
     """`vkqueue serve` on a socket in `folder`, started and answering.
 

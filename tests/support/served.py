@@ -1,8 +1,9 @@
 """`python -m support.served serve`: as `python -m vkqueue serve`, with a device for tests.
 
 By the environment: `VKQUEUE_TEST_MEMORY`, what kind of memory it claims to have (`gpu_rig.MEMORY`);
-`VKQUEUE_TEST_WATCH`, a file to which a watch writes what is not ordered; `VKQUEUE_TEST_FAULTS`, results of calls that
-are not made, as "vkAllocateMemory 7 VK_ERROR_DEVICE_LOST, …": the seventh call from the start.
+`VKQUEUE_TEST_ROBUSTNESS2`, "0" for a device without that extension; `VKQUEUE_TEST_WATCH`, a file to which a watch writes
+what is not ordered; `VKQUEUE_TEST_FAULTS`, results of calls that are not made, as "vkAllocateMemory 7
+VK_ERROR_DEVICE_LOST, …": the seventh call from the start.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from support.effects import accesses
@@ -36,8 +38,10 @@ def run() -> None:
 
 
 def _opener(memory: str, watch: Callable[[Device], Watch] | None) -> Callable[[PhysicalDevice, DeviceOptions], Device]:
+    robustness2 = os.environ.get("VKQUEUE_TEST_ROBUSTNESS2") != "0"
+
     def opened(physical: PhysicalDevice, options: DeviceOptions) -> Device:
-        device = open_device(physical, options)
+        device = open_device(physical, replace(options, robustness2=robustness2))
         disguise(device, memory)
         if watch is not None:
             watch(device)

@@ -229,7 +229,7 @@ class Watch:
         spans = [
             (access, self._span(buffer, offset, size))
             for access, (buffer, offset, size) in zip(accesses, entries, strict=True)
-            if buffer
+            if buffer and size >= 4  # a kernel sees words; what stands for an empty range is none
         ]
         reads = tuple(span for access, span in spans if "r" in access)
         writes = tuple(span for access, span in spans if "w" in access)
