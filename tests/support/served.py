@@ -1,9 +1,9 @@
 """`python -m support.served serve`: as `python -m vkqueue serve`, with a device for tests.
 
 By the environment: `VKQUEUE_TEST_MEMORY`, what kind of memory it claims to have (`gpu_rig.MEMORY`);
-`VKQUEUE_TEST_ROBUSTNESS2`, "0" for a device without that extension; `VKQUEUE_TEST_WATCH`, a file to which a watch writes
-what is not ordered; `VKQUEUE_TEST_FAULTS`, results of calls that are not made, as "vkAllocateMemory 7
-VK_ERROR_DEVICE_LOST, …": the seventh call from the start.
+`VKQUEUE_TEST_ROBUSTNESS2`, "0" for a device without that extension; `VKQUEUE_TEST_WATCH`, a file to which a watch
+writes what is not ordered; `VKQUEUE_TEST_FAULTS`, results of calls that are not made, as
+"vkAllocateMemory 7 VK_ERROR_DEVICE_LOST, …": the seventh call from the start.
 """
 
 from __future__ import annotations
