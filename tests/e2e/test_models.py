@@ -195,7 +195,6 @@ def test_layouts_and_odd_sizes_come_back_as_they_went(client: RawClient) -> None
             assert found["shape"] == list(array.shape)
             data = read(client, targets[name]).tobytes()[1:] if name in targets else found["data"]
             assert data == array.tobytes(), name
-    assert statistics(client, "same")["execution_count"] < 40
     client.call("model.unload", name="same")
 
 

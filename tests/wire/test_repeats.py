@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import msgpack
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vkqueue.wire import repeats
 from vkqueue.wire.framing import Limits
 from vkqueue.wire.repeats import GraphLaunch, Launch
 from vkqueue.wire.session import ServerConnection
@@ -20,6 +23,11 @@ def connected() -> ServerConnection:
     conn.respond(0, {})
     conn.data_to_send()
     return conn
+
+
+def known(conn: ServerConnection) -> dict[bytes, Any]:
+    """What it keeps."""
+    return conn._splitter._repeats._known  # type: ignore[union-attr]
 
 
 def dispatch(msgid: int, **params: Any) -> bytes:
@@ -104,15 +112,45 @@ def test_many_answers_alike_are_those_of_one_by_one():
     assert not conn.pending
 
 
-def test_learning_gives_up_where_nothing_comes_again_and_tries_later():
+def burst(requests: range, msgids: int) -> bytes:
+    """Requests that differ, each with a msgid of its own."""
+    return b"".join([dispatch(msgids + i, module=1, args=[i % 7], grid=[i]) for i in requests])
+
+
+def test_learning_gives_up_where_nothing_comes_again_and_tries_later(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(repeats, "_BUDGET", 512)
     conn = connected()
-    burst = b"".join(dispatch(i, module=1, args=[i], grid=[1]) for i in range(1, 3000))
-    assert len(conn.receive_data(burst)) == 2999
-    known = conn._splitter._repeats._known  # type: ignore[union-attr]
-    assert len(known) < 1500
+    assert len(conn.receive_data(burst(range(3000), 1))) == 3000
+    assert len(known(conn)) < 1500
     for i in range(3000, 3010):  # one more try a burst
-        conn.receive_data(dispatch(i, module=1, args=[7], grid=[i]))
+        conn.receive_data(dispatch(i + 1, module=1, args=[7], grid=[i]))
     assert conn.receive_data(dispatch(4000, module=1, args=[7], grid=[3001]))[0][2]["grid"] == [3001]
+
+
+def test_ten_thousand_requests_that_go_round_are_all_kept():
+    conn = connected()
+    rounds: list[list[Any]] = [[], [], []]
+    for number, params in enumerate(rounds):
+        for first in range(0, 10_000, 100):
+            requests = conn.receive_data(burst(range(first, first + 100), 1 + 20_000 * number))
+            params += [each for _, _, each in requests]
+    assert rounds[0] == rounds[1]
+    assert all(again is before for again, before in zip(rounds[2], rounds[1], strict=True))
+
+
+def test_what_all_connections_keep_is_bounded_and_goes_with_them(monkeypatch: pytest.MonkeyPatch):
+    gc.collect()
+    before = repeats._Everywhere.bytes
+    monkeypatch.setattr(repeats, "_MAX_KEPT_EVERYWHERE", before + 150_000)
+    conns = [connected() for _ in range(3)]
+    for conn in conns:
+        conn.receive_data(burst(range(100), 1))
+    assert before < repeats._Everywhere.bytes <= before + 152_000
+    assert len(known(conns[0])) == 100 > len(known(conns[2]))
+    conns.clear()
+    del conn
+    gc.collect()
+    assert repeats._Everywhere.bytes == before
 
 
 small = st.integers(0, 300)

@@ -21,11 +21,16 @@ from vkqueue.wire.forms import INFER, Forms
 # the different lengths that are tried.
 _MAX_BYTES = 512
 _MAX_GRAPH_BYTES = 4096
-_MAX_KEPT = 4096
-_MAX_KEPT_BYTES = 2 * 2**20
+_MAX_KEPT = 16_384
+_MAX_KEPT_BYTES = 24 * 2**20
+# Of all connections: who would keep more drops its own first.
+_MAX_KEPT_EVERYWHERE = 256 * 2**20
+# About what CPython takes for the parameters of a request and their place here, beside its bytes.
+_OVERHEAD = 1024
 _MAX_SIZES = 4
 # What learning may cost before it has to pay: a learned request costs one, a repeated one gives one back.
-_BUDGET = 512
+# Enough for a client that goes round as many requests as are kept: it pays from the second round on.
+_BUDGET = _MAX_KEPT
 _FORM_COST = 4  # more, for a form; arbitrary
 
 _DISPATCH = b"\xa8dispatch"
@@ -54,6 +59,12 @@ class GraphLaunch(Launch):
     __slots__ = ()
 
     method = "graph.launch"
+
+
+class _Everywhere:
+    """Bytes that all connections of the process keep."""
+
+    bytes = 0
 
 
 class Repeats:
@@ -146,11 +157,23 @@ class Repeats:
             return
         if not self._vet(message):
             return
-        if len(self._known) >= _MAX_KEPT or self._bytes >= _MAX_KEPT_BYTES:
-            self._known.clear()
-            self._sizes.clear()
-            self._bytes = 0
-        self._bytes += len(body)
+        if not self._room():
+            return
+        self._bytes += len(body) + _OVERHEAD
+        _Everywhere.bytes += len(body) + _OVERHEAD
         self._known[body] = kind(message[3][0])
         if len(body) not in self._sizes:
             self._sizes = [len(body), *self._sizes[: _MAX_SIZES - 1]]
+
+    def _room(self) -> bool:
+        """Whether another may be kept; at a bound of its own all that is kept is forgotten first."""
+        full = _Everywhere.bytes >= _MAX_KEPT_EVERYWHERE
+        if full or len(self._known) >= _MAX_KEPT or self._bytes >= _MAX_KEPT_BYTES:
+            self._known.clear()
+            self._sizes.clear()
+            _Everywhere.bytes -= self._bytes
+            self._bytes = 0
+        return _Everywhere.bytes < _MAX_KEPT_EVERYWHERE
+
+    def __del__(self) -> None:
+        _Everywhere.bytes -= self._bytes
