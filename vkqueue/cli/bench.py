@@ -179,7 +179,8 @@ def _everything(
         measured: dict[str, Any] = {"graphs": graphs.run(repeats=repeats, seconds=seconds)}
     if limit is not None:
         measured["many"] = compare(host.path, kernel, limit, uuid, device, count=MANY, seconds=seconds, repeats=repeats)
-    measured["scale"] = scale.compare(bench.load, repeats=repeats, seconds=seconds)
+    # Longer: what is learned of ten thousand requests takes a while to pay.
+    measured["scale"] = scale.compare(bench.load, repeats=repeats, seconds=4 * seconds)
     others = [index for index in range(bench.devices) if index != device]
     if others:
         measured["devices"] = devices.compare(bench.load, (device, others[0]), repeats=repeats, seconds=seconds)
