@@ -86,7 +86,7 @@ def command(
     in each repeat anew.
 
     \b
-      vkqueue run axpy.spv x=0:100 y=ones:100 -s n=100 -s a=2 --elements 100 --out y=y.npy
+      vkqueue run vkqueue/cli/kernels/axpy.spv 0:100 ones:100 -s n=100 -s k=2 --elements 100 --out 1=y.npy
     """
     from vkqueue.client.sync import connect
 

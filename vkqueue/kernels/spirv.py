@@ -20,6 +20,7 @@ from vkqueue.kernels.module import KERNEL, Decoration, Module, Op
 from vkqueue.kernels.reader import BODY, MODULE, Reader
 
 MAGIC = 0x07230203
+_MAGIC_BYTES = struct.pack("<I", MAGIC)
 _WORKGROUP_SIZE = 25  # BuiltIn; the one that stands on a constant
 MAX_BYTES = 8 << 20
 """Longest module taken. Arbitrary: the largest compute modules seen have a few hundred KiB; this takes seconds."""
@@ -66,6 +67,12 @@ def parse(spirv: bytes) -> Module:
 
 
 def _header(data: bytes) -> Module:
+    if len(data) >= 4 and data[:4] not in (_MAGIC_BYTES, _MAGIC_BYTES[::-1]):
+        raise InvalidError(
+            f"SPIR-V: this is no SPIR-V file: it begins with {bytes(data[:4]).hex()}, not the magic number {MAGIC:08x} "
+            "in little-endian order",
+            {"size": len(data)},
+        )
     if len(data) < 20 or len(data) % 4:
         raise InvalidError(
             f"SPIR-V: {len(data)} bytes; a module has a header of 20 bytes, and whole words of 4 after it",
@@ -76,8 +83,6 @@ def _header(data: bytes) -> Module:
     magic, version, generator, bound, schema = struct.unpack_from("<5I", data)
     if magic == 0x03022307:
         raise InvalidError("SPIR-V: big-endian (the magic number is byte-swapped); write it in little-endian order")
-    if magic != MAGIC:
-        raise InvalidError(f"SPIR-V: the first word is {magic:#010x}, not the magic number {MAGIC:#010x}")
     major, minor = version >> 16 & 0xFF, version >> 8 & 0xFF
     if version & 0xFF0000FF or not (1, 0) <= (major, minor) <= NEWEST:
         raise InvalidError(f"SPIR-V: version word {version:#010x}; versions 1.0 to 1.6 are known")
