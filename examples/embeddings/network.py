@@ -108,6 +108,7 @@ class Tuning:
         narrow: of those with `hidden` columns.
         queries: of a work group of the attention.
         constants: of its module; HEAD4 is added.
+        delay_us: how long an idle device waits for more requests: some hundredths of what a batch takes.
     """
 
     norm: str
@@ -117,6 +118,7 @@ class Tuning:
     narrow: Tiles
     queries: int
     constants: dict[str, int]
+    delay_us: int = 0
 
     @property
     def kernels(self) -> list[str]:
@@ -130,7 +132,7 @@ def lanes(width: int) -> Tuning:
     wide: Tiles = ((0, LaneTile(width, 2, 4)), (65, LaneTile(width, 4, 4)))
     narrow: Tiles = ((0, LaneTile(width, 2, 2)), (17, LaneTile(width, 2, 4)), (65, LaneTile(width, 4, 4)))
     attention = {"LANES": width, "ROWS": 4}
-    return Tuning("lanes_norm", "lanes_residual", "lanes_attention", wide, narrow, 4 * width, attention)
+    return Tuning("lanes_norm", "lanes_residual", "lanes_attention", wide, narrow, 4 * width, attention, 5000)
 
 
 TUNINGS = {
@@ -272,7 +274,7 @@ def config(shape: Architecture, tuning: Tuning, weights: str = "model.safetensor
         "max_batch_size": MAX_BATCH_SIZE,
         # One batch at a time: what comes meanwhile is the next one. A second would be cut from it, and wait for it.
         "instance_group": {"count": 1},
-        "dynamic_batching": {"max_queue_delay_microseconds": 0},
+        "dynamic_batching": {"max_queue_delay_microseconds": tuning.delay_us},
         "dimensions": {"seq": {"buckets": buckets}},
         "input": [
             {"name": "input_ids", "data_type": "TYPE_INT32", "dims": ["seq"], "pad_value": 0},
