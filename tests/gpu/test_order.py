@@ -29,15 +29,11 @@ class Log:
 def record(rows: list[tuple[bool, bool]]) -> tuple[list[str], list[int]]:
     """Rows (whether a barrier was asked for, whether it moves bytes), as the recorder does it; and where each lies."""
     log = Log()
-    order = Order(log, moved=False)
+    order = Order(log)
     places = []
     for wanted, moves in rows:
-        if wanted:
-            order.barrier(None, moves)
-        if moves:
-            if order.narrow:
-                order.full(None)
-            order.moved = True
+        before = len(log.commands)
+        assert order.before(None, wanted, moves) == (len(log.commands) > before)
         places.append(len(log.commands))
         log.commands.append(MOVE if moves else LAUNCH)
     return log.commands, places

@@ -260,15 +260,9 @@ class Graphs:
         command, commands, labels = recording.param, self._commands, self._device.debug_labels
         bound: Pipeline | None = None
         constants: bytes | None = None
-        order = Order(commands, moved=False)  # a barrier in here is for what is in here
+        order = Order(commands)  # a barrier in here is for what is in here
         for node in instance.nodes:
-            moves = node.op != DISPATCH
-            if node.barrier:
-                order.barrier(command, moves)
-            if moves:
-                if order.narrow:
-                    order.full(command)
-                order.moved = True
+            order.before(command, node.barrier, moves=node.op != DISPATCH)
             if labels:
                 commands.begin_label(command, node.label)
             if node.op == DISPATCH:

@@ -21,9 +21,6 @@ class Barriers(Protocol):
 class Order:
     """What has been recorded since the last full barrier, on a queue or in one recording.
 
-    Args:
-        moved: whether commands before this one's first may have moved bytes.
-
     Attributes:
         moved: whether bytes were moved by commands since; a narrow barrier does not cover those.
         narrow: whether a narrow barrier was recorded since.
@@ -31,22 +28,26 @@ class Order:
 
     __slots__ = ("_barriers", "moved", "narrow")
 
-    def __init__(self, barriers: Barriers, moved: bool) -> None:
+    def __init__(self, barriers: Barriers) -> None:
         self._barriers = barriers
-        self.moved = moved
-        self.narrow = False
+        self.moved = self.narrow = False
 
-    def barrier(self, command: Any, moves: bool) -> None:
-        """A barrier that orders everything before with everything after.
+    def before(self, command: Any, wanted: bool, moves: bool) -> bool:
+        """Record the barrier that has to stand before the next row or node; whether there was one.
 
         Args:
-            moves: whether the next row or node moves bytes (or may).
+            wanted: whether one was asked for, which orders everything before with everything after.
+            moves: whether what comes next moves bytes (or may).
         """
-        if moves or self.moved:
+        full = (wanted and (moves or self.moved)) or (moves and self.narrow)
+        if full:
             self.full(command)
-        else:
+        elif wanted:
             self._barriers.barrier_of_launches(command)
             self.narrow = True
+        if moves:
+            self.moved = True
+        return full or wanted
 
     def full(self, command: Any) -> None:
         """One that stands for all."""

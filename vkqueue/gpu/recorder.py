@@ -61,7 +61,7 @@ class Recorder:
         self._labels = device.debug_labels
         self._timestamps = device.timestamp_period > 0
         self._buffers = buffers
-        self._order = Order(commands, moved=False)
+        self._order = Order(commands)
         self._owed = False  # a barrier that the stream counts on was recorded in a batch that was not submitted
         self.gone: set[int] = set()
 
@@ -101,18 +101,11 @@ class Recorder:
             try:
                 session, _, op, token, target, constants, grid, payload, _, options = row
                 moves = op != DISPATCH and op != MANY and not flags & DIRECT and (op != GRAPH or target.moves)
-                if flags & BARRIER:
-                    if not frame.begun:
-                        self._begin(frame)
-                    order.barrier(main, moves)
-                    barrier_used = True
-                if moves:
+                if moves or flags & BARRIER:
                     if not frame.begun:
                         self._begin(frame)  # which may record a barrier: it stands before what moves
-                    if order.narrow:
-                        order.full(main)
+                    if order.before(main, flags & BARRIER != 0, moves):
                         barrier_used = True
-                    order.moved = True
                 if labels:
                     if not frame.begun:
                         self._begin(frame)
@@ -214,8 +207,7 @@ class Recorder:
         if frame.setup_used:
             commands.close_setup(frame)
         if frame.copies_out:
-            self._order.full(main)
-            self._order.moved = True
+            self._order.before(main, wanted=True, moves=True)
             for scratch, result in frame.copies_out:
                 source, target = scratch.block.buffer, result.block.buffer
                 commands.copy(main, source, scratch.offset, target, result.offset, result.size)
