@@ -8,7 +8,7 @@ import time
 import pytest
 
 from vkqueue.daemon import alarms as module
-from vkqueue.daemon.alarms import Alarms
+from vkqueue.daemon.alarms import Alarms, Timer
 
 US = 1000
 
@@ -106,3 +106,25 @@ async def test_rule_24_an_alarm_that_is_over_wakes_nobody(alarms: Alarms, monkey
     monkeypatch.setattr(alarms._heap, "first", counted)
     await asyncio.sleep(0.01)
     assert looks == 0
+
+
+async def test_a_timer_rings_at_the_earliest_time_asked_for(alarms: Alarms) -> None:
+    rung: list[int] = []
+    more = asyncio.Event()
+
+    def off() -> None:
+        rung.append(time.monotonic_ns())
+        more.set()
+
+    timer, now = Timer(alarms, off), time.monotonic_ns()
+    timer.set(now + 50_000 * US)
+    timer.set(now + 500 * US)
+    timer.set(now + 70_000 * US)
+    await more.wait()
+    assert len(rung) == 1 and rung[0] >= now + 500 * US
+    more.clear()
+    timer.set(time.monotonic_ns() + 300 * US)
+    timer.set(None)
+    timer.set(again := time.monotonic_ns() + 1000 * US)
+    await more.wait()
+    assert len(rung) == 2 and rung[1] >= again, "what was taken back does not ring, nor what is later"

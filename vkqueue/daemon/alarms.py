@@ -98,6 +98,37 @@ class Alarms:
             self._arm(first[0])
 
 
+class Timer:
+    """An alarm that is set again and again: it rings at the earliest time that was asked for since it last rang.
+
+    Args:
+        callback: is to look what is due, and to set it anew.
+    """
+
+    __slots__ = ("_alarm", "_alarms", "_callback", "_due_ns")
+
+    def __init__(self, alarms: Alarms, callback: Callable[[], None]) -> None:
+        self._alarms = alarms
+        self._callback = callback
+        self._alarm: Alarm | None = None
+        self._due_ns = 0
+
+    def set(self, due_ns: int | None) -> None:
+        """Ring at this time of `time.monotonic_ns`, if it does not ring before; None: not at all."""
+        if self._alarm is not None:
+            if due_ns is not None and self._due_ns <= due_ns:
+                return  # it rings early enough
+            self._alarm.cancel()
+            self._alarm = None
+        if due_ns is not None:
+            self._due_ns = due_ns
+            self._alarm = self._alarms.at(due_ns, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._callback()
+
+
 _libc = ctypes.CDLL(None)
 
 

@@ -7,7 +7,6 @@ Decisions are the pure parts' (`jobs`); this file carries them out.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vkqueue.daemon.alarms import Timer
 from vkqueue.daemon.answers import Answers
 from vkqueue.errors import (
     DeviceLostError,
@@ -50,7 +50,6 @@ from vkqueue.model import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from vkqueue.daemon.alarms import Alarm
     from vkqueue.daemon.modules import Code, DeviceKernel, SpecKey
     from vkqueue.daemon.service import Service
     from vkqueue.daemon.session import Buffer, Session
@@ -89,10 +88,9 @@ class Device:
         self._freeing: deque[tuple[int, int, int]] = deque()  # last batch that may use it, session, size
         self._frees_queued = 0
         self._serial = 0
-        self._timer: Alarm | None = None
-        self._deadline_timer: asyncio.TimerHandle | None = None
-        self._timer_due_ns = self._deadline_due_ns = 0
-        self._stuck_timer: Alarm | None = None
+        self._timer = Timer(service.alarms, self.pump)
+        self._deadline_timer = Timer(service.alarms, self._expire)
+        self._stuck_timer = Timer(service.alarms, self._still_stuck)
         batching, limits = service.config.batching, service.config.limits
         self.costs = Costs(batching.max_batch_gpu_ms, batching.max_batch_jobs)
         self.scheduler = Scheduler(limits.max_queued_jobs, self.costs)
@@ -304,18 +302,11 @@ class Device:
                 rows = scheduler.take(decision.count, now)
                 self._post(rows, decision.reason, now, many=scheduler.launches != launches)
             else:
-                if type(decision) is Wait and (self._timer is None or decision.until_ns < self._timer_due_ns):
-                    if self._timer is not None:
-                        self._timer.cancel()
-                    self._timer_due_ns = decision.until_ns
-                    self._timer = self.service.alarms.at(decision.until_ns, self._timer_fired)
+                if type(decision) is Wait:
+                    self._timer.set(decision.until_ns)
                 elif self._answered:
                     self._watch_stuck()
                 return
-
-    def _timer_fired(self) -> None:
-        self._timer = None
-        self.pump()
 
     # A device on which nothing ends
 
@@ -325,13 +316,12 @@ class Device:
         return len(self._answered) == len(self._in_flight) >= self.service.config.batching.batches_in_flight
 
     def _watch_stuck(self) -> None:
-        if self._stuck and self.scheduler.queued and self._stuck_timer is None:
+        if self._stuck and self.scheduler.queued:
             limit_ns = int(self.service.config.batching.batch_timeout_s * 1e9)
-            self._stuck_timer = self.service.alarms.at(time.monotonic_ns() + limit_ns, self._still_stuck)
+            self._stuck_timer.set(time.monotonic_ns() + limit_ns)
 
     def _still_stuck(self) -> None:
         """What is queued gets the answer that it can get: nobody knows whether its turn will ever come."""
-        self._stuck_timer = None
         if not self._stuck:
             return
         limit = self.service.config.batching.batch_timeout_s
@@ -417,19 +407,9 @@ class Device:
     # Deadlines and cancellation
 
     def _arm_deadline(self) -> None:
-        due = self.scheduler.next_deadline_ns()
-        if self._deadline_timer is not None and due is not None and due >= self._deadline_due_ns:
-            return  # it fires early enough, and then looks again
-        if self._deadline_timer is not None:
-            self._deadline_timer.cancel()
-            self._deadline_timer = None
-        if due is not None:
-            self._deadline_due_ns = due
-            delay = max(due - time.monotonic_ns(), 0) / 1e9
-            self._deadline_timer = asyncio.get_running_loop().call_later(delay, self._expire)
+        self._deadline_timer.set(self.scheduler.next_deadline_ns())
 
     def _expire(self) -> None:
-        self._deadline_timer = None
         for row in self.scheduler.expire(time.monotonic_ns()):
             self._fail_row(row, self.service.expired_error())
         self._arm_deadline()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vkqueue.daemon.alarms import Alarm
+from vkqueue.daemon.alarms import Timer
 from vkqueue.daemon.model_batch import Batches, Running
 from vkqueue.daemon.model_graphs import Lane, ModelGraphs
 from vkqueue.daemon.model_infer import Infer, InferReader
@@ -86,8 +86,7 @@ class Serving:
         self._unanswered: list[Running] = []
         graphs.session.answer = self._answer_all
         self._lanes = graphs.lanes[::-1]  # the last is taken: that which was used last
-        self._timer: Alarm | None = None
-        self._timer_due_ns = 0
+        self._timer = Timer(service.alarms, self._fired)
         self._ended: VkqueueError | None = None
         self._on_idle: Callable[[], None] | None = None
 
@@ -150,7 +149,7 @@ class Serving:
     def pump(self) -> None:
         """Let those batches leave that may, and set the timer for what comes next."""
         if not len(self.batcher) and self.batcher.next_expiry_ns() is None:
-            self._arm(None)
+            self._timer.set(None)
             self._look_whether_idle()
             return
         now = time.monotonic_ns()
@@ -170,21 +169,10 @@ class Serving:
                 until = decision.until_ns
             break
         expiry = self.batcher.next_expiry_ns()
-        self._arm(min((due for due in (until, expiry) if due is not None), default=None))
+        self._timer.set(min((due for due in (until, expiry) if due is not None), default=None))
         self._look_whether_idle()
 
-    def _arm(self, due: int | None) -> None:
-        if self._timer is not None:
-            if due is not None and self._timer_due_ns <= due:
-                return  # it fires early enough, and then looks again
-            self._timer.cancel()
-            self._timer = None
-        if due is not None:
-            self._timer_due_ns = due
-            self._timer = self._service.alarms.at(due, self._fired)
-
     def _fired(self) -> None:
-        self._timer = None
         self._service.models.due[self] = None
         self._service.settle()
         self.graphs.session.flush()
@@ -356,7 +344,7 @@ class Serving:
         """The device is lost: nothing is submitted any more; what waits fails."""
         self._ended = error
         self.fail_waiting(error)
-        self._arm(None)
+        self._timer.set(None)
 
     @property
     def retiring(self) -> bool:
@@ -371,7 +359,7 @@ class Serving:
     def _look_whether_idle(self) -> None:
         if self._on_idle is not None and not (self.running or self._unanswered or len(self.batcher)):
             on_idle, self._on_idle = self._on_idle, None
-            self._arm(None)
+            self._timer.set(None)
             on_idle()
 
     # Warm-up
